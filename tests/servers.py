@@ -34,10 +34,7 @@ def postgres_server() -> Iterator[URL]:
     try:
         url = make_url(server.get_uri()).set(drivername="postgresql+psycopg", password=None)
         # Tests outlive no crash of the machine: trade durability for speed.
-        execute(
-            url, "ALTER SYSTEM SET fsync = off", "ALTER SYSTEM SET max_connections = 200"
-        )
-        execute(url, "SELECT pg_reload_conf()")
+        execute(url, "ALTER SYSTEM SET fsync = off", "SELECT pg_reload_conf()")
         yield url
     finally:
         server.cleanup()
