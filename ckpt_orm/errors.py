@@ -80,7 +80,46 @@ class ForeignTable(SchemaError):
 
     def __str__(self) -> str:
         table, difference, remedy = self.args
-        return f"table {table!r} is not a checkpoint table: {difference}; nothing was changed: {remedy}"
+        return (
+            f"table {table!r} is not a checkpoint table: {difference}; "
+            f"nothing was changed: {remedy}"
+        )
+
+
+class SchemaLocked(SchemaError):
+    """Another upgrade of the same tables did not end in time; nothing was changed.
+
+    Args:
+        seconds: how long this one waited.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(seconds)
+
+    def __str__(self) -> str:
+        return (
+            "another upgrade of the checkpoint tables was still running "
+            f"after {self.args[0]:.0f} s; nothing was changed: "
+            "wait for it, or end its connection, and try again"
+        )
+
+
+class DataWouldBeLost(SchemaError):
+    """A downgrade would drop a table that has rows; it was left as it is.
+
+    Args:
+        table: its name, with its schema where one was given.
+    """
+
+    def __init__(self, table: str) -> None:
+        super().__init__(table)
+
+    def __str__(self) -> str:
+        return (
+            f"the downgrade would drop table {self.args[0]!r}, which has rows; "
+            "nothing was changed: delete them first, "
+            "or pass `--delete-data` (to alembic: `-x delete-data=yes`)"
+        )
 
 
 class CorruptCheckpoint(CheckpointError, ValueError):

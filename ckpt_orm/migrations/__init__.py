@@ -1,0 +1,27 @@
+"""The schema as a product: one linear history of revisions, and every way to run it.
+
+`setup` is for programs and works on a `Connection`; `check` and `current` look and change nothing;
+`upgrade` and `downgrade` are for an application's own revisions; `ours` and `leftovers` keep its
+autogenerate clean; `environment.run` is what an `env.py` calls. Alembic itself is imported only
+when there is something to do.
+"""
+
+from ckpt_orm.migrations.filters import Filter, leftovers, ours
+from ckpt_orm.migrations.grants import grants
+from ckpt_orm.migrations.run import downgrade, setup, setup_engine, upgrade
+from ckpt_orm.migrations.state import HEAD, REVISIONS, check, current
+
+__all__ = [
+    "HEAD",
+    "REVISIONS",
+    "Filter",
+    "check",
+    "current",
+    "downgrade",
+    "grants",
+    "leftovers",
+    "ours",
+    "setup",
+    "setup_engine",
+    "upgrade",
+]

@@ -1,0 +1,49 @@
+"""A URL as an operator writes it, and a function run on one connection to it.
+
+`postgresql://` means psycopg here, `postgres://` too. An async driver's URL is taken as it is
+in the application's settings: its sync twin is used where installed, the driver itself where not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib.util import find_spec
+from typing import TypeVar
+
+from sqlalchemy import URL, Connection, create_engine, make_url
+from sqlalchemy.pool import NullPool
+
+_T = TypeVar("_T")
+
+_POSTGRES = {"postgres", "postgresql", "postgresql+asyncpg", "postgresql+psycopg_async"}
+
+
+def sync_url(url: str | URL) -> URL:
+    """The URL with a sync driver, where there is one."""
+    made = make_url(url)
+    if made.drivername == "sqlite+aiosqlite":
+        return made.set(drivername="sqlite")
+    if made.drivername in _POSTGRES:
+        driver = "psycopg" if find_spec("psycopg") else "asyncpg"
+        return made.set(drivername=f"postgresql+{driver}")
+    return made
+
+
+def call(url: str | URL, operation: Callable[[Connection], _T]) -> _T:
+    """Run an operation on a connection of its own, which it may leave as it likes."""
+    made = sync_url(url)
+    if not made.get_dialect().is_async:
+        engine = create_engine(made, poolclass=NullPool)
+        with engine.connect() as connection:
+            return operation(connection)
+    import asyncio
+
+    return asyncio.run(_acall(made, operation))
+
+
+async def _acall(url: URL, operation: Callable[[Connection], _T]) -> _T:
+    from sqlalchemy.ext.asyncio import create_async_engine
+
+    engine = create_async_engine(url, poolclass=NullPool)
+    async with engine.connect() as connection:
+        return await connection.run_sync(operation)

@@ -1,0 +1,172 @@
+"""ONE AT A TIME: a real transaction, and locks that are polled, never waited for.
+
+Three things are true while `exclusively` holds. No other run of Alembic is under way in this
+process, whose context is a global of the module. A real database transaction is open: the caller's
+where there is one, else one of our own that ends with the block; SQLite's driver opens none before
+DDL and an engine in AUTOCOMMIT none at all, so there BEGIN is said in words. And no other process
+changes these tables: on Postgres by an advisory lock that ends with the transaction (a lock of the
+session would outlive its owner behind a pooler, and one that waits would deadlock with a concurrent
+index build), on SQLite by BEGIN IMMEDIATE.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from sqlalchemy import Connection, text
+from sqlalchemy.exc import DBAPIError
+
+from ckpt_orm.errors import SchemaLocked
+from ckpt_orm.migrations.place import Place
+
+#: Seconds to wait for another upgrade, and for another transaction's lock on a table.
+PATIENCE = 60.0
+LOCK_TIMEOUT = "10s"
+
+_PAUSE = 0.05
+_PROCESS = threading.Lock()
+
+_TRY_LOCK = text(
+    "SELECT pg_try_advisory_xact_lock("
+    "hashtextextended('ckpt_orm ' || coalesce(:schema, current_schema(), ''), 0))"
+)
+_LOCK_TIMEOUT = text(
+    "SELECT set_config('lock_timeout', :patience, true) WHERE current_setting('lock_timeout') = '0'"
+)
+
+
+@contextmanager
+def exclusively(connection: Connection, place: Place) -> Iterator[None]:
+    """Hold the process, a transaction and the tables, in this order.
+
+    Raises:
+        SchemaLocked: another upgrade held one of them for longer than a minute.
+    """
+    with _process(connection), transaction(connection):
+        if connection.dialect.name == "postgresql":
+            _poll(connection, lambda: connection.scalar(_TRY_LOCK, {"schema": place.schema}))
+            with _lock_timeout(connection):
+                yield
+        else:
+            yield
+
+
+@contextmanager
+def transaction(connection: Connection) -> Iterator[None]:
+    """A real transaction: the caller's where one is open, else one committed at the end."""
+    begin = _sqlite if connection.dialect.name == "sqlite" else _postgres
+    if connection.in_transaction():
+        with begin(connection, False):
+            yield
+        return
+    with connection.begin(), begin(connection, True):
+        yield
+
+
+@contextmanager
+def _postgres(connection: Connection, own: bool) -> Iterator[None]:
+    """Begin in words under AUTOCOMMIT; read what others commit, whatever the engine's level is.
+
+    A snapshot that is older than the lock would hide what the lock's last holder did.
+    """
+    if connection.connection.dbapi_connection.autocommit:  # type: ignore[union-attr]
+        with _spoken(connection, "BEGIN ISOLATION LEVEL READ COMMITTED"):
+            yield
+        return
+    if own and connection.exec_driver_sql("SHOW transaction_isolation").scalar() != _READ_COMMITTED:
+        connection.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
+    yield
+
+
+_READ_COMMITTED = "read committed"
+
+
+@contextmanager
+def _sqlite(connection: Connection, own: bool) -> Iterator[None]:
+    """BEGIN IMMEDIATE, in place of whatever an engine's listener began for us.
+
+    A transaction that begins with a read cannot always become one that writes.
+    """
+    driver: Any = connection.connection.driver_connection
+    if driver.in_transaction:
+        if not own:
+            yield
+            return
+        connection.exec_driver_sql("COMMIT")
+    _poll(connection, lambda: _begun(connection))
+    if driver.isolation_level is None or getattr(driver, "autocommit", None) is True:
+        with _ended(connection):
+            yield
+    else:
+        yield
+
+
+def _begun(connection: Connection) -> bool:
+    """Whether the database was free to be written."""
+    try:
+        connection.exec_driver_sql("BEGIN IMMEDIATE")
+    except DBAPIError as error:
+        # Python 3.10 gives no code, only these words.
+        code = getattr(error.orig, "sqlite_errorname", "database is locked")
+        if str(code).startswith("SQLITE_BUSY") or code in str(error.orig):
+            return False
+        raise
+    return True
+
+
+@contextmanager
+def _spoken(connection: Connection, begin: str) -> Iterator[None]:
+    connection.exec_driver_sql(begin)
+    with _ended(connection):
+        yield
+
+
+@contextmanager
+def _ended(connection: Connection) -> Iterator[None]:
+    """End in words what was begun in words."""
+    try:
+        yield
+    except BaseException:
+        connection.exec_driver_sql("ROLLBACK")
+        raise
+    connection.exec_driver_sql("COMMIT")
+
+
+@contextmanager
+def _lock_timeout(connection: Connection) -> Iterator[None]:
+    """Fail after a while rather than queue every reader behind DDL that waits for one of them."""
+    changed = connection.scalar(_LOCK_TIMEOUT, {"patience": LOCK_TIMEOUT})
+    yield
+    if changed:
+        connection.exec_driver_sql("SET LOCAL lock_timeout = 0")
+
+
+@contextmanager
+def _process(connection: Connection) -> Iterator[None]:
+    """Hold this process. An async caller gives its event loop the time in which it waits."""
+    _poll(connection, lambda: _PROCESS.acquire(blocking=False))
+    try:
+        yield
+    finally:
+        _PROCESS.release()
+
+
+def _poll(connection: Connection, attempt: Callable[[], object]) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not attempt():
+        if time.monotonic() > deadline:
+            raise SchemaLocked(PATIENCE)
+        _sleep(connection)
+
+
+def _sleep(connection: Connection) -> None:
+    if connection.dialect.is_async:
+        adapted: Any = connection.connection.dbapi_connection
+        adapted.run_async(lambda _: asyncio.sleep(_PAUSE))
+    else:
+        time.sleep(_PAUSE)

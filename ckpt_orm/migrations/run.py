@@ -1,0 +1,174 @@
+"""UPGRADE AND DOWNGRADE: Alembic run by a program, on its connection or inside its own revision."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+from sqlalchemy import Connection, Engine
+
+from ckpt_orm.migrations import state
+from ckpt_orm.migrations.locks import exclusively
+from ckpt_orm.migrations.place import Place
+from ckpt_orm.migrations.state import HEAD, REVISIONS
+
+if TYPE_CHECKING:
+    from alembic.config import Config
+    from alembic.runtime.migration import MigrationContext
+
+#: Where a run that only prints SQL has come to, which no database can tell.
+_PRINTED: WeakKeyDictionary[MigrationContext, dict[Place, str | None]] = WeakKeyDictionary()
+
+
+def setup(
+    connection: Connection, *, schema: str | None = None, prefix: str = "", to: str = HEAD
+) -> None:
+    """Create the tables, or bring them to a revision; do nothing where they are there already.
+
+    It works inside the caller's transaction where one is open, which then decides what becomes of
+    it, and in one of its own otherwise. A database that is ahead of `to` is left as it is. Nothing
+    but SELECT is needed where there is nothing to do.
+
+    Args:
+        connection: a connection on either dialect; through `AsyncConnection.run_sync` too.
+        schema: the schema the tables live in, created where it is missing; None leaves it to the
+            connection.
+        prefix: what the names of the tables begin with.
+        to: the revision to come to.
+
+    Raises:
+        ForeignTable: one of the names belongs to a table of another shape.
+        SchemaLocked: another upgrade did not end in time.
+    """
+    place = Place.on(connection, schema, prefix)
+    if not _reached(connection, place, to):
+        with exclusively(connection, place):
+            _upgrade(connection, place, to)
+
+
+def setup_engine(
+    engine: Engine, *, schema: str | None = None, prefix: str = "", to: str = HEAD
+) -> None:
+    """Do `setup` on a connection of the engine."""
+    with engine.connect() as connection:
+        setup(connection, schema=schema, prefix=prefix, to=to)
+
+
+def _reached(connection: Connection, place: Place, to: str) -> bool:
+    """Look, and end the transaction that looking began."""
+    inside = connection.in_transaction()
+    try:
+        found = state.current(connection, schema=place.schema, prefix=place.prefix)
+    finally:
+        if not inside:
+            connection.rollback()
+    return state.reached(found, to)
+
+
+def _upgrade(connection: Connection, place: Place, to: str) -> None:
+    """Upgrade, unless another process has just done so."""
+    found = state.current(connection, schema=place.schema, prefix=place.prefix)
+    if state.reached(found, to):
+        return
+    from alembic import command
+
+    from ckpt_orm.migrations.adopt import refuse_foreign
+
+    refuse_foreign(connection, place)
+    command.upgrade(configuration(place, connection=connection), to)
+
+
+def configuration(place: Place, **attributes: Any) -> Config:
+    """Alembic's configuration for our environment, with what a file cannot say in `attributes`."""
+    from alembic.config import Config
+
+    from ckpt_orm.migrations.script import OPTION
+
+    config = Config(attributes={OPTION: place, **attributes})
+    # A path with a percent sign in it must not be interpolated.
+    config.set_main_option("script_location", str(Path(__file__).parent).replace("%", "%%"))
+    config.set_main_option("path_separator", "newline")
+    return config
+
+
+def upgrade(
+    to: str = HEAD, *, since: str | None = None, schema: str | None = None, prefix: str = ""
+) -> None:
+    """Upgrade the tables from inside an application's own revision.
+
+    What it runs belongs to that revision's transaction, and is printed with it under `--sql`.
+
+    Args:
+        to: the revision to come to.
+        since: where the tables are; needed only under `--sql`, where no database can be asked, and
+            there only if an earlier script has brought them somewhere.
+        schema: the schema the tables live in; None leaves it to the connection.
+        prefix: what the names of the tables begin with.
+    """
+    _walk(to, since, None, Place(schema, prefix), delete_data=False)
+
+
+def downgrade(
+    to: str = "base",
+    *,
+    since: str | None = None,
+    schema: str | None = None,
+    prefix: str = "",
+    delete_data: bool = False,
+) -> None:
+    """Take the tables back from inside an application's own revision.
+
+    Args:
+        to: the revision to go back to; "base" drops the tables, unless they were the official
+            PostgresSaver's before they were ours.
+        since: where the tables are; needed only under `--sql`, and there only if they are not at
+            the newest revision.
+        schema: the schema the tables live in; None leaves it to the connection.
+        prefix: what the names of the tables begin with.
+        delete_data: whether tables that have rows may be dropped.
+    """
+    _walk(None if to == "base" else to, since, HEAD, Place(schema, prefix), delete_data)
+
+
+def _walk(
+    to: str | None, since: str | None, unknown: str | None, place: Place, delete_data: bool
+) -> None:
+    """Run the functions of the revisions between where the tables are and `to`."""
+    from alembic import op
+
+    from ckpt_orm.migrations.script import placed
+
+    context = op.get_context()
+    place = Place.on(context.connection, place.schema, place.prefix)
+    start, end = _index(_position(context, since, unknown, place)), _index(to)
+    functions = [
+        *((revision, "upgrade") for revision in REVISIONS[start:end]),
+        *((revision, "downgrade") for revision in reversed(REVISIONS[end:start])),
+    ]
+    with placed(place, delete_data):
+        for revision, function in functions:
+            getattr(_script(revision), function)()
+    _PRINTED.setdefault(context, {})[place] = to
+
+
+def _position(
+    context: MigrationContext, since: str | None, unknown: str | None, place: Place
+) -> str | None:
+    if not context.as_sql:
+        assert context.connection is not None
+        return state.current(context.connection, schema=place.schema, prefix=place.prefix)
+    return since or _PRINTED.get(context, {}).get(place, unknown)
+
+
+def _index(revision: str | None) -> int:
+    """How many revisions lead to this one."""
+    return 0 if revision is None else REVISIONS.index(revision) + 1
+
+
+def _script(revision: str) -> Any:
+    from alembic.script import ScriptDirectory
+
+    script = ScriptDirectory(Path(__file__).parent).get_revision(revision)
+    assert script is not None
+    return script.module

@@ -1,0 +1,137 @@
+"""WHAT A REVISION IS WRITTEN WITH: where it runs, raw SQL with our names, and the mark it leaves.
+
+A revision runs in one of three environments: ours, an application's whose `version_locations` name
+ours, or inside an application's own revision. `here` finds the schema and the prefix in each. In
+the last two Alembic notes progress in the application's table, which the saver does not know, so
+each step ends with `record`, which notes it in ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+from alembic import op
+from sqlalchemy import Connection, inspect, text
+
+from ckpt_orm.errors import DataWouldBeLost
+from ckpt_orm.migrations import adopt
+from ckpt_orm.migrations.place import OFFICIAL_VERSION_TABLE, Place, quoted
+from ckpt_orm.migrations.state import escaped
+
+#: The name of our place in a context's options, and of our section of a configuration file.
+OPTION = "ckpt_orm"
+
+#: The name of the option that lets a downgrade delete rows.
+DELETE = "ckpt_orm_delete_data"
+
+_GIVEN: ContextVar[Place | None] = ContextVar("ckpt_orm_place", default=None)
+_DELETE: ContextVar[bool] = ContextVar(DELETE, default=False)
+
+
+@contextmanager
+def placed(place: Place, delete_data: bool) -> Iterator[None]:
+    """Run revisions at `place`, whatever the configuration says."""
+    where, what = _GIVEN.set(place), _DELETE.set(delete_data)
+    try:
+        yield
+    finally:
+        _GIVEN.reset(where)
+        _DELETE.reset(what)
+
+
+def here() -> Place:
+    """Where the running revision works."""
+    context = op.get_context()
+    if given := _GIVEN.get() or context.opts.get(OPTION):
+        place: Place = given
+        return place
+    section: Mapping[str, str] = {}
+    if context.config is not None:
+        section = context.config.get_section(OPTION) or {}
+    return Place.on(online(), section.get("schema") or None, section.get("prefix", ""))
+
+
+def online() -> Connection | None:
+    """The connection the revision runs on, None where it only prints SQL."""
+    context = op.get_context()
+    return None if context.as_sql else context.connection
+
+
+def dialect() -> str:
+    """The name of the dialect the revision runs on, or prints SQL for."""
+    return op.get_context().dialect.name
+
+
+def run(sql: str) -> None:
+    """Execute SQL in which `{table}` stands for one of our names."""
+    op.execute(text(escaped(sql.format_map(_Names(here())))))
+
+
+class _Names(dict[str, str]):
+    """Each name of ours as it is written at a place."""
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+
+    def __missing__(self, name: str) -> str:
+        return self._place.sql(name)
+
+
+def has_column(table: str, column: str) -> bool:
+    """Whether a table has a column already; taken for no where there is no database to ask."""
+    if (connection := online()) is None:
+        return False
+    place = here()
+    columns = inspect(connection).get_columns(place.name(table), place.schema)
+    return column in {found["name"] for found in columns}
+
+
+def refuse_foreign() -> None:
+    """Stop before a table of another shape is touched, where there is a database to ask."""
+    if (connection := online()) is not None:
+        adopt.refuse_foreign(connection, here())
+
+
+def record(revision: str | None) -> None:
+    """Note in our version table where the tables are, unless Alembic itself does so."""
+    place, context = here(), op.get_context()
+    if context.version_table == place.version_table:
+        return
+    table = place.qualified(place.version_table)
+    statements = [
+        f"CREATE TABLE IF NOT EXISTS {table} (version_num VARCHAR(32) NOT NULL,"
+        f" CONSTRAINT {quoted(place.version_table + '_pkc')} PRIMARY KEY (version_num))",
+        f"DELETE FROM {table}",
+        f"INSERT INTO {table} (version_num) VALUES ('{revision}')",
+    ]
+    if revision is None:
+        statements = [f"DROP TABLE IF EXISTS {table}"]
+    for statement in statements:
+        op.execute(text(escaped(statement)))
+
+
+def refuse_loss(*tables: str) -> None:
+    """Stop before rows are deleted that nobody asked to delete.
+
+    Raises:
+        DataWouldBeLost: one of the tables has rows, and `delete_data` was not given.
+    """
+    context = op.get_context()
+    if (connection := online()) is None or context.opts.get(DELETE) or _DELETE.get():
+        return
+    given = getattr(context.config and context.config.cmd_opts, "x", None) or []
+    if "delete-data=yes" in given:
+        return
+    for table in (here().sql(name) for name in tables):
+        if connection.scalar(text(escaped(f"SELECT 1 FROM {table} LIMIT 1"))):
+            raise DataWouldBeLost(table.replace('"', ""))
+
+
+def is_official() -> bool:
+    """Whether the tables were the official PostgresSaver's before they were ours."""
+    connection, place = online(), here()
+    if connection is None or connection.dialect.name != "postgresql":
+        return False
+    return inspect(connection).has_table(place.name(OFFICIAL_VERSION_TABLE), place.schema)

@@ -1,0 +1,81 @@
+"""WHICH revision a database is at, read without Alembic and without leaving a trace.
+
+A statement on a table that is missing would spoil the transaction around it on Postgres. So the
+first statement asks the catalog whether there is a version table, and only then the second reads
+it: two short reads, no savepoint, no rights beyond SELECT.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import Connection, text
+
+from ckpt_orm.errors import SchemaNotReady, UnsupportedDialect
+from ckpt_orm.migrations.place import Place, quoted
+
+#: Every revision of this release, oldest first.
+REVISIONS = ("ckpt_orm_0001", "ckpt_orm_0002", "ckpt_orm_0003")
+
+#: The revision this release works with.
+HEAD = REVISIONS[-1]
+
+
+def current(connection: Connection, *, schema: str | None = None, prefix: str = "") -> str | None:
+    """The revision of the tables, None where there are none of ours.
+
+    It works inside any transaction and leaves it usable, and begins one on a connection that has
+    none, as every statement does.
+
+    Args:
+        connection: a connection on either dialect.
+        schema: the schema the tables live in; None leaves it to the connection.
+        prefix: what the names of the tables begin with.
+    """
+    place = Place.on(connection, schema, prefix)
+    if not _has_version_table(connection, place):
+        return None
+    table = place.qualified(place.version_table)
+    found: str | None = connection.scalar(text(f"SELECT version_num FROM {escaped(table)}"))
+    return found
+
+
+def check(connection: Connection, *, schema: str | None = None, prefix: str = "") -> None:
+    """Return where this release can work with the tables; a database ahead of it is fine.
+
+    Raises:
+        SchemaNotReady: the tables are missing, or older than this release.
+    """
+    found = current(connection, schema=schema, prefix=prefix)
+    if not reached(found, HEAD):
+        place = Place.on(connection, schema, prefix)
+        raise SchemaNotReady(found, HEAD, place.schema, place.prefix)
+
+
+def reached(found: str | None, wanted: str) -> bool:
+    """Whether a database at `found` has everything of `wanted`.
+
+    A revision this release does not know was made by a later one, which only ever adds.
+    """
+    if found is None:
+        return False
+    return found not in REVISIONS or REVISIONS.index(found) >= REVISIONS.index(wanted)
+
+
+def escaped(sql: str) -> str:
+    """SQL for `text()` in which a name may hold a colon that is no parameter's."""
+    return sql.replace(":", r"\:")
+
+
+def _has_version_table(connection: Connection, place: Place) -> bool:
+    """Ask the catalog, which answers false or nothing for a table that is missing."""
+    dialect = connection.dialect.name
+    if dialect == "postgresql":
+        name = place.qualified(place.version_table)
+        asked = text("SELECT to_regclass(:name) IS NOT NULL").bindparams(name=name)
+    elif dialect == "sqlite":
+        catalog = quoted(place.schema or "main") + ".sqlite_master"
+        asked = text(
+            f"SELECT 1 FROM {escaped(catalog)} WHERE type = 'table' AND name = :name"
+        ).bindparams(name=place.version_table)
+    else:
+        raise UnsupportedDialect(dialect)
+    return bool(connection.scalar(asked))
