@@ -1,1 +1,62 @@
-"""A LangGraph checkpointer on SQLAlchemy."""
+"""A LangGraph checkpointer for SQLite and Postgres, on SQLAlchemy, with Alembic owning the schema.
+
+What is public is named here. To read the code, follow a call:
+
+    saver        the one class: every public method is encode, run, decode
+    codec        MEANING: configs and checkpoints become rows, rows become CheckpointTuples
+    documents    what JSON can hold, and the one rule for what it cannot
+    runners      HOW: in either colour, retried as a whole, errors told in our words
+    engines      WHERE: the engines of an application, and those made from a URL
+    operations   EXECUTE: functions of a connection, written once for both colours
+    statements   PLAN: every SQL statement, each built once
+    history, retention    DeltaChannel walks; deleting and copying by rule
+    models       the tables, as declarative models
+    migrations   the revisions that create and change them
+    errors       what can go wrong, each with its remedy
+"""
+
+from ckpt_orm.engines import tune
+from ckpt_orm.errors import (
+    CheckpointError,
+    CorruptCheckpoint,
+    DatabaseError,
+    DatabaseUnavailable,
+    ForeignTable,
+    InvalidConfig,
+    SchemaError,
+    SchemaNotReady,
+    UnsupportedDialect,
+    WrongEngine,
+)
+from ckpt_orm.models import (
+    Base,
+    Checkpoint,
+    CheckpointBlob,
+    CheckpointWrite,
+    Models,
+    declare,
+)
+from ckpt_orm.saver import SQLAlchemySaver
+from ckpt_orm.version import __version__
+
+__all__ = [
+    "Base",
+    "Checkpoint",
+    "CheckpointBlob",
+    "CheckpointError",
+    "CheckpointWrite",
+    "CorruptCheckpoint",
+    "DatabaseError",
+    "DatabaseUnavailable",
+    "ForeignTable",
+    "InvalidConfig",
+    "Models",
+    "SQLAlchemySaver",
+    "SchemaError",
+    "SchemaNotReady",
+    "UnsupportedDialect",
+    "WrongEngine",
+    "__version__",
+    "declare",
+    "tune",
+]

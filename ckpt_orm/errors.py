@@ -8,6 +8,8 @@ SchemaNotReady` and `except RuntimeError` work. All of them survive pickling: th
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class CheckpointError(Exception):
     """The root of every error this package raises on purpose."""
@@ -154,10 +156,15 @@ class DatabaseError(CheckpointError):
 
     def __init__(self, operation: str, code: str, kind: str) -> None:
         super().__init__(operation, code, kind)
+        # Not read back from `args`, of which an OSError keeps two.
+        self.operation, self.code, self.kind = operation, code, kind
 
     def __str__(self) -> str:
-        operation, code, kind = self.args
-        return f"{operation} failed: {kind}{f' ({code})' if code else ''}; {self.advice}"
+        code = f" ({self.code})" if self.code else ""
+        return f"{self.operation} failed: {self.kind}{code}; {self.advice}"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.operation, self.code, self.kind)
 
 
 class DatabaseUnavailable(DatabaseError, ConnectionError):

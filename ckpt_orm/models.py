@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from datetime import datetime
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from sqlalchemy import (
     JSON,
@@ -154,7 +154,7 @@ class Models(NamedTuple):
     @property
     def tables(self) -> tuple[Table, Table, Table]:
         """checkpoints, checkpoint_blobs, checkpoint_writes: what statements are built over."""
-        checkpoint, blob, write = (model.__table__ for model in self)  # type: ignore[attr-defined]
+        checkpoint, blob, write = (cast(Any, model).__table__ for model in self)
         return checkpoint, blob, write
 
 

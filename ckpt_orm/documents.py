@@ -1,0 +1,164 @@
+"""What JSON can hold, and the one rule for what it cannot.
+
+A document is stored as JSON only where every value comes back from Postgres' JSONB, and from
+SQLite's JSON text, as the same value of the same type. Anything else is *packed*: replaced by
+`{"__ckpt_orm__": [tag, base64]}`, the payload that the saver's serde made of it. That covers NUL
+and lone surrogates in strings, NaN and infinities, floats that JSONB rewrites (1e16 becomes an
+integer, -0.0 loses its sign), keys that are not strings, UUIDs, datetimes and objects. Subclasses
+of JSON's own types become what `json.dumps` makes of them, tuples become lists.
+
+The project encodes and decodes JSON itself: an engine's `json_serializer` never sees a document.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from base64 import b64decode, b64encode
+from collections.abc import Callable, Mapping
+from typing import Any
+
+#: The key that marks a packed value; a mapping that uses it for itself is packed whole.
+PACKED = "__ckpt_orm__"
+
+#: The largest integer that is stored as a JSON number; longer ones are left to the serde.
+MAX_INT_BITS = 1024
+
+#: What a subclass of a JSON scalar is without its own methods, as `json.dumps` sees it.
+_BARE: dict[type, Callable[[Any], Any]] = {
+    str: str.__str__,
+    int: int.__int__,
+    float: float.__float__,
+}
+
+#: Turns a value into the (tag, payload) that stands for it.
+Pack = Callable[[Any], tuple[str, bytes]]
+#: The reverse of a `Pack`.
+Unpack = Callable[[tuple[str, bytes]], Any]
+
+
+def fits_text(value: str) -> bool:
+    """Whether a string is legal in both databases: no NUL, no lone surrogate."""
+    if "\x00" in value:
+        return False
+    if value.isascii():
+        return True
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def fits_float(value: float) -> bool:
+    """Whether a float's JSON text comes back from JSONB as the same float."""
+    text = repr(value)
+    return math.isfinite(value) and "e" not in text and text != "-0.0"
+
+
+def fits(value: object) -> bool:
+    """Whether a value is a JSON scalar of exact type that comes back as it was."""
+    kind = type(value)
+    if kind is str:
+        return fits_text(value)  # type: ignore[arg-type]
+    if kind is int:
+        return value.bit_length() <= MAX_INT_BITS  # type: ignore[attr-defined, no-any-return]
+    if kind is float:
+        return fits_float(value)  # type: ignore[arg-type]
+    return value is None or kind is bool
+
+
+def packed(value: object, pack: Pack) -> dict[str, list[str]]:
+    """The stand-in for a value that JSON cannot hold."""
+    tag, payload = pack(value)
+    return {PACKED: [tag, b64encode(payload).decode()]}
+
+
+def jsonable(value: Any, pack: Pack) -> Any:
+    """A copy of `value` that JSON can hold, by the rule of this file."""
+    if fits(value):
+        return value
+    if isinstance(value, dict):
+        if all(_fits_key(key) for key in value):
+            return {key: jsonable(item, pack) for key, item in value.items()}
+    elif isinstance(value, (list, tuple)):
+        return [jsonable(item, pack) for item in value]
+    else:
+        for base, bare in _BARE.items():
+            if isinstance(value, base) and type(value) is not base:
+                return jsonable(bare(value), pack)
+    return packed(value, pack)
+
+
+def plain(document: Mapping[Any, Any], pack: Pack) -> dict[str, Any]:
+    """A copy of a mapping that JSON can hold, and whose own keys stay searchable.
+
+    Entries whose key JSON cannot hold are packed together, so that they hide no other entry.
+    """
+    entries = {key: jsonable(item, pack) for key, item in document.items() if _fits_key(key)}
+    if len(entries) < len(document):
+        odd = {key: item for key, item in document.items() if not _fits_key(key)}
+        entries.update(packed(odd, pack))
+    return entries
+
+
+def dump(document: Mapping[Any, Any], pack: Pack) -> str:
+    """The JSON text of a mapping; `load` reverses it."""
+    return encode(plain(document, pack))
+
+
+def load(text: str, unpack: Unpack) -> dict[str, Any]:
+    """The mapping that `dump` made `text` of; also reads documents that others wrote."""
+    if PACKED not in text:
+        return json.loads(text)  # type: ignore[no-any-return]
+
+    def revive(found: dict[str, Any]) -> Any:
+        return _unpacked(found[PACKED], unpack) if found.keys() == {PACKED} else found
+
+    document: dict[str, Any] = json.loads(text, object_hook=revive)
+    if PACKED in document:
+        document.update(_unpacked(document.pop(PACKED), unpack))
+    return document
+
+
+def encode(jsonable: Any) -> str:
+    """Compact JSON text of what `plain` or `jsonable` returned."""
+    return json.dumps(jsonable, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+
+
+def contains(document: Any, part: Any) -> bool:
+    """Whether decoded JSON contains `part` as Postgres' `document @> part` decides it.
+
+    An object contains an object whose every entry it contains; an array one whose every element
+    some element of its own contains, in any order; scalars are equal and of one type, 5 and 5.0
+    being one number. Used as an SQL function on SQLite, so that both dialects give the same answer.
+    """
+    if isinstance(part, dict):
+        return isinstance(document, dict) and all(
+            key in document and contains(document[key], item) for key, item in part.items()
+        )
+    if isinstance(part, list):
+        return isinstance(document, list) and all(
+            any(contains(found, item) for found in document) for item in part
+        )
+    if isinstance(part, bool) or isinstance(document, bool):
+        return part is document
+    return (type(part) is type(document) and part == document) or _same_number(document, part)
+
+
+def contains_text(document: str, part: str) -> bool:
+    """`contains` of two JSON texts."""
+    return contains(json.loads(document), json.loads(part))
+
+
+def _same_number(one: Any, other: Any) -> bool:
+    return isinstance(one, (int, float)) and isinstance(other, (int, float)) and one == other
+
+
+def _fits_key(key: object) -> bool:
+    return type(key) is str and key != PACKED and fits_text(key)
+
+
+def _unpacked(stored: list[str], unpack: Unpack) -> Any:
+    tag, payload = stored
+    return unpack((tag, b64decode(payload)))

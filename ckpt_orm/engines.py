@@ -1,0 +1,194 @@
+"""WHERE: the engines a saver works on, and what it may do with them.
+
+A URL becomes an engine that is tuned for its database and disposed of with the saver. An
+application's own engine is used as it is: its pool, its events, its isolation level are the
+application's, and nothing is set on it. No session state is left on a connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary, ref
+
+from sqlalchemy import URL, Engine, create_engine, event, make_url
+from sqlalchemy.pool import QueuePool, SingletonThreadPool, StaticPool
+
+from ckpt_orm.errors import WrongEngine
+from ckpt_orm.statements import Dialect, dialect_named
+
+if TYPE_CHECKING:
+    from sqlalchemy.ext.asyncio import AsyncEngine
+
+#: Seconds to wait for a server to answer a new connection: libpq's own default is for ever.
+CONNECT_TIMEOUT = 10
+
+#: Milliseconds a SQLite connection waits for another one's transaction.
+BUSY_TIMEOUT = 10_000
+
+#: What a new connection is given, by driver.
+CONNECT_ARGS: dict[str, dict[str, Any]] = {
+    "psycopg": {"connect_timeout": CONNECT_TIMEOUT},
+    "psycopg_async": {"connect_timeout": CONNECT_TIMEOUT},
+    "psycopg2": {"connect_timeout": CONNECT_TIMEOUT},
+    "asyncpg": {"timeout": CONNECT_TIMEOUT},
+    "pg8000": {"timeout": CONNECT_TIMEOUT},
+    "pysqlite": {"check_same_thread": False, "timeout": BUSY_TIMEOUT / 1000},
+    "aiosqlite": {"timeout": BUSY_TIMEOUT / 1000},
+}
+
+
+def create(url: str | URL, **kwargs: Any) -> Engine | LoopEngines:
+    """The engine of a URL, tuned for its database: a sync one, or one AsyncEngine per event loop.
+
+    A memory database is always served by a sync engine, which is not bound to a loop.
+
+    Raises:
+        UnsupportedDialect: for a database other than SQLite and Postgres.
+    """
+    url = _with_driver(make_url(url))
+    dialect_named(url.get_backend_name())
+    arguments = {**CONNECT_ARGS.get(url.get_driver_name(), {}), **kwargs.pop("connect_args", {})}
+    kwargs["connect_args"] = arguments
+    if in_memory(url) and "poolclass" not in kwargs:
+        # A memory database is its connection: one for all callers, who take turns on it.
+        kwargs |= {"poolclass": QueuePool, "pool_size": 1, "max_overflow": 0}
+    if url.get_dialect().is_async:
+        return LoopEngines(url, kwargs)
+    engine = create_engine(url, **kwargs)
+    tune(engine)
+    return engine
+
+
+def tune(engine: Engine | AsyncEngine) -> None:
+    """Give an engine on a SQLite file what concurrent use of one file needs: WAL and patience.
+
+    On each new connection: `journal_mode=WAL`, `busy_timeout` of 10 seconds. `synchronous` keeps
+    SQLite's default, FULL. Done by `from_url`; an application calls it for its own engine if it
+    wants that. A memory database and Postgres are left as they are.
+    """
+    sync: Engine = engine if isinstance(engine, Engine) else engine.sync_engine
+    if sync.dialect.name != "sqlite" or in_memory(sync.url):
+        return
+
+    @event.listens_for(sync, "connect")
+    def connected(connection: Any, record: object) -> None:
+        cursor = connection.cursor()
+        cursor.execute(f"PRAGMA busy_timeout={BUSY_TIMEOUT}")
+        cursor.execute("PRAGMA journal_mode=WAL")
+        cursor.close()
+
+
+def _with_driver(url: URL) -> URL:
+    """The URL with the driver it means: psycopg for Postgres, pysqlite for a memory database."""
+    if url.drivername in ("postgres", "postgresql"):
+        return url.set(drivername="postgresql+psycopg")
+    return url.set(drivername="sqlite") if in_memory(url) else url
+
+
+def in_memory(url: URL) -> bool:
+    """Whether a URL is that of a SQLite database without a file."""
+    return url.get_backend_name() == "sqlite" and (
+        url.database in (None, "", ":memory:")
+        or url.query.get("mode") == "memory"
+        or "mode=memory" in url.database
+    )
+
+
+class Views:
+    """An engine as operations use it: for a single statement, and for a transaction.
+
+    Views share the engine's pool and events; nothing is set on the engine itself.
+    """
+
+    def __init__(self, engine: Any, dialect: Dialect) -> None:
+        self.engine = engine
+        self.single = engine.execution_options(**dialect.single) if dialect.single else engine
+        self.several = engine.execution_options(**dialect.several) if dialect.several else engine
+
+
+class LoopEngines:
+    """The AsyncEngines of one URL: one per event loop, disposed of when its loop shuts down.
+
+    A connection of an async driver belongs to the loop that opened it.
+    """
+
+    def __init__(self, url: URL, kwargs: dict[str, Any]) -> None:
+        self.url, self._kwargs = url, kwargs
+        self.dialect = dialect_named(url.get_backend_name())
+        self._loops: WeakKeyDictionary[asyncio.AbstractEventLoop, tuple[Views, Any]] = (
+            WeakKeyDictionary()
+        )
+
+    async def views(self) -> Views:
+        """The views of the running loop's engine."""
+        loop = asyncio.get_running_loop()
+        if loop not in self._loops:
+            from sqlalchemy.ext.asyncio import create_async_engine
+
+            engine = create_async_engine(self.url, **self._kwargs)
+            tune(engine)
+            guard = self._until_shutdown(engine)
+            self._loops[loop] = Views(engine, self.dialect), guard
+            await anext(guard)
+        return self._loops[loop][0]
+
+    async def _until_shutdown(self, engine: AsyncEngine) -> AsyncGenerator[None, None]:
+        # A loop closes the generators that are still open when it ends (asyncio.run does, and so
+        # do the runners of test frameworks): the last moment at which connections can be closed
+        # on it. Without that they would leak, and the next loop could not use them.
+        try:
+            yield
+        finally:
+            self._loops.pop(asyncio.get_running_loop(), None)
+            await engine.dispose()
+
+    async def dispose(self) -> None:
+        """Close the connections of the running loop."""
+        if found := self._loops.get(asyncio.get_running_loop()):
+            await found[1].aclose()
+
+
+class GivenEngine:
+    """An application's AsyncEngine, used as it is and never disposed of."""
+
+    def __init__(self, engine: AsyncEngine) -> None:
+        self.url = engine.url
+        self.dialect = dialect_named(engine.dialect.name)
+        self.is_static = isinstance(engine.pool, StaticPool)
+        self._views = Views(engine, self.dialect)
+        self._loop: ref[asyncio.AbstractEventLoop] | None = None
+
+    async def views(self) -> Views:
+        """The views of the engine."""
+        running = asyncio.get_running_loop()
+        last = self._loop() if self._loop is not None else running
+        if last is None or last.is_closed():
+            self._leave_closed_loop()
+        if last is not running or self._loop is None:
+            self._loop = ref(running)
+        return self._views
+
+    def _leave_closed_loop(self) -> None:
+        # What the pool still holds died with its loop. A memory database lives on in a thread.
+        if not in_memory(self.url):
+            self._views.engine.sync_engine.dispose(close=False)
+
+    async def dispose(self) -> None:
+        """Nothing: the application made the engine."""
+
+
+def check_shareable(engine: Engine) -> None:
+    """Refuse an engine on which every thread would see a database of its own.
+
+    Raises:
+        WrongEngine: for `create_engine("sqlite://")`, whose pool keeps a connection per thread.
+    """
+    if in_memory(engine.url) and isinstance(engine.pool, SingletonThreadPool):
+        raise WrongEngine(
+            "this engine gives each thread a memory database of its own, and LangGraph saves from "
+            'worker threads: use SQLAlchemySaver.from_url("sqlite://"), or create the engine with '
+            "poolclass=QueuePool, pool_size=1, max_overflow=0 and "
+            'connect_args={"check_same_thread": False}'
+        )

@@ -1,0 +1,173 @@
+"""EXECUTE: what is done to the database, written once for both colours.
+
+Every operation is a plain synchronous function of a Connection, the statements of its dialect, and
+encoded parameters, and returns rows. It holds nothing afterwards: no Result, no cursor, no
+iterator leaves this file. It knows no serde, never sleeps, and never yields. What kind of
+connection it needs is told by its decorator; `runners` provides it.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
+
+from sqlalchemy import Connection, Row
+
+from ckpt_orm.codec import Blob, Found, FoundWrite, Key, PutRows, WriteRows
+from ckpt_orm.statements import Page, Statements, Step
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Access(Enum):
+    """What an operation does, as far as the connection it runs on is concerned."""
+
+    READ = "one statement that reads"
+    WRITE = "one statement that writes, on a dialect where one is enough"
+    CHANGE = "several statements that belong together"
+
+
+@dataclass(frozen=True)
+class Operation(Generic[P, R]):
+    """A function of (connection, statements, …) and the access it needs."""
+
+    function: Callable[Concatenate[Connection, Statements, P], R]
+    access: Access
+
+    @property
+    def name(self) -> str:
+        """What errors call it."""
+        return self.function.__name__
+
+
+def reads(function: Callable[Concatenate[Connection, Statements, P], R]) -> Operation[P, R]:
+    """Mark an operation of one reading statement."""
+    return Operation(function, Access.READ)
+
+
+def writes(function: Callable[Concatenate[Connection, Statements, P], R]) -> Operation[P, R]:
+    """Mark an operation whose steps are one statement on Postgres."""
+    return Operation(function, Access.WRITE)
+
+
+def changes(function: Callable[Concatenate[Connection, Statements, P], R]) -> Operation[P, R]:
+    """Mark an operation that needs a transaction everywhere."""
+    return Operation(function, Access.CHANGE)
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Which checkpoints `list` is about, encoded; None where a condition is not asked for."""
+
+    thread_id: str | None = None
+    checkpoint_ns: str | None = None
+    checkpoint_id: str | None = None
+    before: str | None = None
+    filter: str | None = None
+
+    def shape(self, after: Key | None) -> Page:
+        """Which conditions there are."""
+        return Page(
+            thread_id=self.thread_id is not None,
+            checkpoint_ns=self.checkpoint_ns is not None,
+            checkpoint_id=self.checkpoint_id is not None,
+            before=self.before is not None,
+            filter=self.filter is not None,
+            after=after is not None,
+        )
+
+    def params(self, after: Key | None, limit: int) -> dict[str, Any]:
+        """The values of those conditions."""
+        values: dict[str, Any] = {k: v for k, v in vars(self).items() if v is not None}
+        if after is not None:
+            values |= {
+                "after_id": after.checkpoint_id,
+                "after_thread": after.thread_id,
+                "after_ns": after.checkpoint_ns,
+            }
+        return values | {"limit": limit}
+
+
+@reads
+def fetch(conn: Connection, st: Statements, key: Key) -> Found | None:
+    """The checkpoint at `key`, the newest where it names none."""
+    params = key._asdict()
+    if key.checkpoint_id is None:
+        del params["checkpoint_id"]
+        rows = conn.execute(st.LATEST, params)
+    else:
+        rows = conn.execute(st.AT, params)
+    return next(iter(_assemble(rows.all())), None)
+
+
+@reads
+def page(
+    conn: Connection, st: Statements, selection: Selection, after: Key | None, limit: int
+) -> list[Found]:
+    """At most `limit` checkpoints below `after`, newest first."""
+    if selection.filter is not None:
+        st.dialect.prepare_contains(conn)
+    statement = st.page(selection.shape(after))
+    return _assemble(conn.execute(statement, selection.params(after, limit)).all())
+
+
+@writes
+def put(conn: Connection, st: Statements, rows: PutRows) -> None:
+    """Store a checkpoint with its blobs."""
+    execute(conn, st.put(rows))
+
+
+@writes
+def put_writes(conn: Connection, st: Statements, rows: WriteRows) -> None:
+    """Store the writes of a task."""
+    execute(conn, st.put_writes(rows))
+
+
+@writes
+def delete_thread(conn: Connection, st: Statements, thread_id: str) -> None:
+    """Remove all rows of a thread, in every namespace."""
+    execute(conn, st.delete_thread(thread_id))
+
+
+def execute(conn: Connection, steps: Iterable[Step]) -> None:
+    """Execute steps in their order."""
+    for statement, params in steps:
+        conn.execute(statement, params)
+
+
+def _assemble(rows: Sequence[Row[Any]]) -> list[Found]:
+    """The checkpoints among the rows of a reading, newest first, each with what belongs to it."""
+    blobs: dict[tuple[str, str], dict[tuple[str, str], Blob]] = defaultdict(dict)
+    writes: dict[tuple[str, Key], list[FoundWrite]] = defaultdict(list)
+    found = []
+    for row in rows:
+        if row.kind == "checkpoint":
+            found.append(row)
+        elif row.kind == "blob":
+            blob = Blob(row.channel, row.version, row.type, row.blob, row.digest)
+            blobs[row.thread_id, row.checkpoint_ns][row.channel, row.version] = blob
+        else:
+            write = FoundWrite(row.task_path, row.task_id, row.idx, row.channel, row.type, row.blob)
+            writes[row.kind, _key(row)].append(write)
+    found.sort(key=lambda row: (row.thread_id, row.checkpoint_ns))
+    found.sort(key=lambda row: row.checkpoint_id, reverse=True)
+    return [
+        Found(
+            _key(row),
+            row.parent_checkpoint_id,
+            row.checkpoint,
+            row.metadata,
+            blobs[row.thread_id, row.checkpoint_ns],
+            writes["write", _key(row)],
+            writes["send", _key(row)],
+        )
+        for row in found
+    ]
+
+
+def _key(row: Row[Any]) -> Key:
+    return Key(row.thread_id, row.checkpoint_ns, row.checkpoint_id)

@@ -1,0 +1,212 @@
+"""Deleting and copying by rule: what survives stays as readable as it was.
+
+A thread is looked at in one statement, as a skeleton without any state. What goes is decided on it,
+in plain Python, and deleted by key; so a checkpoint that a run saves meanwhile, and its blobs, are
+neither seen nor touched. Three things keep more than was asked for:
+
+* a blob stays while any remaining checkpoint refers to it;
+* a checkpoint that is rebuilt from its ancestors (a DeltaChannel without a value of its own) keeps
+  them back to the nearest one with a value, and they in turn keep what they need;
+* one of a format before v4 keeps the parent that holds its pending sends.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from sqlalchemy import Connection
+
+from ckpt_orm import documents
+from ckpt_orm.codec import SENDS_WITH_CHECKPOINT
+from ckpt_orm.errors import InvalidConfig
+from ckpt_orm.operations import Operation, changes, delete_thread, execute
+from ckpt_orm.statements import Statements
+
+#: The metadata entry in which LangGraph counts, per DeltaChannel, the steps since its last value.
+DELTA_COUNTERS = "counters_since_delta_snapshot"
+
+#: Separates the parts of a namespace, and the name of a subgraph's node from the id of its call.
+NS_SEPARATOR, CALL_SEPARATOR = "|", ":"
+
+
+class Place(NamedTuple):
+    """A checkpoint within its thread."""
+
+    checkpoint_ns: str
+    checkpoint_id: str
+
+
+@dataclass
+class Bone:
+    """A checkpoint without its state."""
+
+    parent: Place | None
+    versions: dict[str, str]
+    inlined: frozenset[str]
+    deltas: frozenset[str]
+    root: Place | None
+    run_id: str | None
+    sends_with_parent: bool
+
+
+@dataclass
+class Skeleton:
+    """A thread without its state: its checkpoints, and which versions have a blob with a value."""
+
+    bones: dict[Place, Bone] = field(default_factory=dict)
+    valued: set[tuple[str, str, str]] = field(default_factory=set)
+    with_sends: set[Place] = field(default_factory=set)
+
+    def latest(self) -> dict[str, Place]:
+        """The newest checkpoint of each namespace."""
+        heads: dict[str, Place] = {}
+        for place in sorted(self.bones):
+            heads[place.checkpoint_ns] = place
+        return heads
+
+    def needed(self, kept: Iterable[Place]) -> set[Place]:
+        """The checkpoints that `kept` ones, and each other, cannot be read without; `kept` too."""
+        deltas: dict[str, set[str]] = defaultdict(set)
+        for place, bone in self.bones.items():
+            deltas[place.checkpoint_ns] |= bone.deltas
+        needed: set[Place] = set()
+        waiting = [place for place in kept if place in self.bones]
+        while waiting:
+            place = waiting.pop()
+            if place not in needed:
+                needed.add(place)
+                waiting += self._needs(place, deltas[place.checkpoint_ns])
+        return needed
+
+    def _needs(self, place: Place, deltas: set[str]) -> Iterator[Place]:
+        """The parent, where the checkpoint is rebuilt from it: that one then needs its own."""
+        bone = self.bones[place]
+        rebuilt = any(
+            channel in bone.versions and not self.has_value(place, channel) for channel in deltas
+        )
+        sends = bone.sends_with_parent and bone.parent in self.with_sends
+        if bone.parent in self.bones and (rebuilt or sends):
+            yield bone.parent
+
+    def has_value(self, place: Place, channel: str) -> bool:
+        """Whether a channel's value is stored at a checkpoint."""
+        bone = self.bones[place]
+        blob = (place.checkpoint_ns, channel, bone.versions.get(channel, ""))
+        return channel in bone.inlined or blob in self.valued
+
+    def blobs(self, places: Iterable[Place]) -> set[tuple[str, str, str]]:
+        """The (namespace, channel, version) that checkpoints refer to."""
+        return {
+            (place.checkpoint_ns, *version)
+            for place in places
+            for version in self.bones[place].versions.items()
+        }
+
+
+@changes
+def prune(conn: Connection, st: Statements, thread_id: str) -> None:
+    """Keep the latest checkpoint of each namespace, and what it needs."""
+    skeleton = _skeleton(conn, st, thread_id)
+    heads = skeleton.latest()
+    root = heads.get("")
+    kept = [head for head in heads.values() if not _is_over(skeleton.bones, head, root)]
+    _reduce(conn, st, thread_id, skeleton, kept)
+
+
+def _is_over(bones: dict[Place, Bone], head: Place, root: Place | None) -> bool:
+    """Whether a namespace is that of a subgraph call which the root graph has left behind.
+
+    Such a namespace ends in the id of the call; a `checkpointer=True` subgraph's, which outlives
+    its calls, does not. While the checkpoint it started from is the root's latest, or is not saved
+    yet, the call may still be resumed.
+    """
+    is_call = CALL_SEPARATOR in head.checkpoint_ns.rsplit(NS_SEPARATOR, 1)[-1]
+    started_from = bones[head].root
+    return is_call and started_from in bones and started_from != root
+
+
+@changes
+def delete_for_runs(conn: Connection, st: Statements, run_ids: Sequence[str]) -> None:
+    """Delete the checkpoints of some runs, except those that a remaining one needs."""
+    runs = set(run_ids)
+    for row in conn.execute(st.THREADS_OF_RUNS, {"run_ids": documents.encode(list(runs))}).all():
+        skeleton = _skeleton(conn, st, row.thread_id)
+        kept = [place for place, bone in skeleton.bones.items() if bone.run_id not in runs]
+        _reduce(conn, st, row.thread_id, skeleton, kept)
+
+
+@changes
+def copy_thread(conn: Connection, st: Statements, source: str, target: str) -> None:
+    """Copy all rows of a thread that the other one does not have."""
+    execute(conn, ((copy, {"source": source, "target": target}) for copy in st.COPIES))
+
+
+def strategy(name: str) -> Operation[[str], None]:
+    """The operation of a pruning strategy, on one thread.
+
+    Raises:
+        InvalidConfig: for a name other than "keep_latest" and "delete".
+    """
+    operations = {"keep_latest": prune, "delete": delete_thread}
+    if name not in operations:
+        raise InvalidConfig(f"{name!r} is no pruning strategy: use one of {sorted(operations)}")
+    return operations[name]
+
+
+def _skeleton(conn: Connection, st: Statements, thread_id: str) -> Skeleton:
+    """What a thread consists of, from one snapshot."""
+    skeleton = Skeleton()
+    for row in conn.execute(st.SKELETON, {"thread_id": thread_id}).all():
+        if row.kind == "checkpoint":
+            place = Place(row.checkpoint_ns, row.checkpoint_id)
+            skeleton.bones[place] = _bone(
+                place, row.parent_checkpoint_id, row.checkpoint, row.metadata
+            )
+        elif row.kind == "blob":
+            skeleton.valued.add((row.checkpoint_ns, row.channel, row.version))
+        else:
+            skeleton.with_sends.add(Place(row.checkpoint_ns, row.checkpoint_id))
+    return skeleton
+
+
+def _bone(place: Place, parent: str | None, checkpoint: str, metadata: str) -> Bone:
+    document, about = json.loads(checkpoint), json.loads(metadata)
+    versions = document.get("channel_versions") or {}
+    root = (about.get("parents") or {}).get("")
+    return Bone(
+        parent=Place(place.checkpoint_ns, parent) if parent else None,
+        versions={channel: str(version) for channel, version in versions.items()},
+        inlined=frozenset(document.get("channel_values") or ()),
+        deltas=frozenset(about.get(DELTA_COUNTERS) or ()),
+        root=Place("", root) if root else None,
+        run_id=about.get("run_id"),
+        sends_with_parent=document.get("v", SENDS_WITH_CHECKPOINT) < SENDS_WITH_CHECKPOINT,
+    )
+
+
+def _reduce(
+    conn: Connection, st: Statements, thread_id: str, skeleton: Skeleton, kept: Iterable[Place]
+) -> None:
+    """Delete what `kept` checkpoints do not need; one whose parent goes becomes a root."""
+    needed = skeleton.needed(kept)
+    gone = skeleton.bones.keys() - needed
+    garbage = skeleton.blobs(gone) - skeleton.blobs(needed)
+    orphans = [place for place in needed if skeleton.bones[place].parent in gone]
+    thread = {"of_thread": thread_id}
+    places = [{**thread, "of_ns": ns, "of_id": checkpoint_id} for ns, checkpoint_id in gone]
+    roots = [{**thread, "of_ns": ns, "of_id": checkpoint_id} for ns, checkpoint_id in orphans]
+    blobs = [
+        {**thread, "of_ns": ns, "of_channel": channel, "of_version": version}
+        for ns, channel, version in garbage
+    ]
+    steps: list[tuple[Any, list[dict[str, str]]]] = [
+        (st.WRITES_OF, places),
+        (st.CHECKPOINT_AT, places),
+        (st.BLOB_AT, blobs),
+        (st.WITHOUT_PARENT, roots),
+    ]
+    execute(conn, (step for step in steps if step[1]))

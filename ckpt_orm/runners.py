@@ -1,0 +1,312 @@
+"""HOW: operations run in either colour, are retried as a whole, and their errors told in our words.
+
+    runner.run(operation, …)          on a sync Engine, in the caller's thread
+    await runner.arun(operation, …)   natively on an AsyncEngine, else on the Engine in a thread
+
+The two are the only twins below the saver. A single statement runs in AUTOCOMMIT on Postgres (one
+round trip, no BEGIN and COMMIT), several run in one transaction. What failed for a reason that
+passes runs again, since every operation is idempotent; an error that stays is translated here,
+once, by its code and never by its text.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from functools import partial
+from typing import Any, ParamSpec, TypeVar, cast
+from weakref import WeakKeyDictionary
+
+from sqlalchemy import Connection, Engine
+from sqlalchemy.exc import (
+    DBAPIError,
+    InterfaceError,
+    OperationalError,
+    SQLAlchemyError,
+    StatementError,
+)
+from sqlalchemy.exc import TimeoutError as PoolTimeout
+from sqlalchemy.pool import StaticPool
+from tenacity import (
+    AsyncRetrying,
+    Retrying,
+    retry_if_exception,
+    stop_after_attempt,
+    wait_random_exponential,
+)
+
+from ckpt_orm import migrations
+from ckpt_orm.engines import GivenEngine, LoopEngines, Views, check_shareable
+from ckpt_orm.errors import CheckpointError, DatabaseError, DatabaseUnavailable, WrongEngine
+from ckpt_orm.models import Models
+from ckpt_orm.operations import Access, Operation
+from ckpt_orm.statements import statements_for
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+#: How a failure that passes is retried: up to 5 runs, some 3 seconds in all.
+RETRY: dict[str, Any] = {
+    "stop": stop_after_attempt(5),
+    "wait": wait_random_exponential(multiplier=0.1, max=2),
+    "retry": retry_if_exception(lambda error: passes(error)),
+    "reraise": True,
+}
+
+
+class Runner:
+    """Runs operations; shared by all copies of a saver, so it knows nothing of one.
+
+    Args:
+        models: the mapped tables.
+        schema: the schema they are in, None for the connection's default.
+        table_prefix: what their names begin with.
+        engine: serves sync callers, and async ones where there is no other.
+        async_engine: serves async callers.
+        owned: whether the engines were made for this runner, and end with it.
+    """
+
+    def __init__(
+        self,
+        models: Models,
+        schema: str | None,
+        table_prefix: str,
+        engine: Engine | None,
+        async_engine: LoopEngines | GivenEngine | None,
+        owned: bool,
+    ) -> None:
+        if engine is not None:
+            check_shareable(engine)
+        names = {engine.dialect.name} if engine else set()
+        if async_engine:
+            names.add(async_engine.url.get_backend_name())
+        if len(names) != 1:
+            raise WrongEngine(
+                "pass an Engine, an AsyncEngine, or one of each for the same database"
+            )
+        (name,) = names
+        self._schema, self._prefix = schema, table_prefix
+        self.statements = statements_for(models, name)
+        self.engine = engine
+        self.async_engine = async_engine
+        self._owned = owned
+        self._views = Views(engine, self.statements.dialect) if engine else None
+        self._turns = Turns(engine, async_engine)
+        self._ready = False
+
+    def run(self, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """Run an operation on the sync engine, in this thread.
+
+        Raises:
+            WrongEngine: where the saver holds an AsyncEngine only.
+            SchemaNotReady: where the tables are missing or older than this release.
+            DatabaseUnavailable: where the database could not be reached in several runs.
+            DatabaseError: where it refused the operation.
+        """
+        views = self._sync_views()
+        with _translated(operation.name):
+            try:
+                return self._run_once(views, operation, *args, **kwargs)
+            except Exception as error:
+                if not passes(error):
+                    raise
+            once = partial(self._run_once, views, operation, *args, **kwargs)
+            return Retrying(**RETRY)(once)
+
+    async def arun(self, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """Run an operation on the AsyncEngine, or on the sync engine in a thread; as `run`.
+
+        A caller that is cancelled meanwhile gets its CancelledError once the connection is back.
+        """
+        if self.async_engine is None:
+            return await in_thread(partial(self.run, operation, *args, **kwargs))
+        with _translated(operation.name):
+            try:
+                return await self._arun_once(operation, *args, **kwargs)
+            except Exception as error:
+                if not passes(error):
+                    raise
+            once = partial(self._arun_once, operation, *args, **kwargs)
+            return await AsyncRetrying(**RETRY)(once)
+
+    def _run_once(
+        self, views: Views, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs
+    ) -> R:
+        with self._turns.take(), self._connect(views, operation.access) as conn:
+            return self._execute(conn, operation, *args, **kwargs)
+
+    async def _arun_once(self, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        views = await cast("LoopEngines | GivenEngine", self.async_engine).views()
+        async with self._turns.atake(), self._connect(views, operation.access) as conn:
+            return await conn.run_sync(self._execute, operation, *args, **kwargs)  # type: ignore[no-any-return]
+
+    def _connect(self, views: Views, access: Access) -> Any:
+        """A connection that needs no transaction, or one in a transaction."""
+        return views.single.connect() if self._is_alone(access) else views.several.begin()
+
+    def _is_alone(self, access: Access) -> bool:
+        at_once = self.statements.dialect.begin is None
+        return access is Access.READ or (access is Access.WRITE and at_once)
+
+    def _execute(
+        self, conn: Connection, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs
+    ) -> R:
+        if not self._ready:
+            self._migrations(migrations.check, conn)
+            self._ready = True
+        if not self._is_alone(operation.access):
+            self._begin(conn)
+        try:
+            return operation.function(conn, self.statements, *args, **kwargs)
+        except DBAPIError as error:
+            if code_of(error) in MISSING:
+                self._ready = False  # the next run looks, and says what to do
+            raise
+
+    def _migrations(self, function: Callable[..., None], conn: Connection) -> None:
+        function(conn, schema=self._schema, prefix=self._prefix)
+
+    def _begin(self, conn: Connection) -> None:
+        begin = self.statements.dialect.begin
+        # An engine may have a listener of its own that has begun already.
+        driver: Any = conn.connection.driver_connection
+        if begin is not None and not driver.in_transaction:
+            conn.exec_driver_sql(begin)
+
+    def _sync_views(self) -> Views:
+        if self._views is None:
+            raise WrongEngine(
+                "this saver holds an AsyncEngine only, which a synchronous call cannot use: call "
+                "the a-method (graph.ainvoke, aget_tuple, …), or pass an Engine as well, "
+                "SQLAlchemySaver(engine, async_engine)"
+            )
+        return self._views
+
+    def __str__(self) -> str:
+        dialect = self.engine.url if self.engine else self.async_engine and self.async_engine.url
+        place = f", schema={self._schema!r}" if self._schema else ""
+        prefix = f", table_prefix={self._prefix!r}" if self._prefix else ""
+        return f"{dialect!r}{place}{prefix}"
+
+    def setup(self) -> None:
+        """Bring the tables to this release's revision; see `migrations.setup`."""
+        views = self._sync_views()
+        with _translated("setup"), self._turns.take(), views.engine.connect() as conn:
+            self._migrations(migrations.setup, conn)
+
+    async def asetup(self) -> None:
+        """`setup` in the other colour."""
+        if self.async_engine is None:
+            return await in_thread(self.setup)
+        views = await self.async_engine.views()
+        with _translated("setup"):
+            async with self._turns.atake(), views.engine.connect() as conn:
+                await conn.run_sync(partial(self._migrations, migrations.setup))
+
+    def dispose(self) -> None:
+        """Close the connections of a sync engine that was made here."""
+        if self._owned and self.engine is not None:
+            self.engine.dispose()
+
+    async def adispose(self) -> None:
+        """Close all connections of the engines that were made here."""
+        self.dispose()
+        if self._owned and self.async_engine is not None:
+            await self.async_engine.dispose()
+
+
+class Turns:
+    """Callers of one connection take turns: those of a StaticPool, which hands it to everybody.
+
+    With any other pool there is nothing to wait for.
+    """
+
+    def __init__(
+        self, engine: Engine | None, async_engine: LoopEngines | GivenEngine | None
+    ) -> None:
+        shared = isinstance(engine and engine.pool, StaticPool)
+        self._lock: Any = threading.Lock() if shared else nullcontext()
+        self._shared_async = isinstance(async_engine, GivenEngine) and async_engine.is_static
+        self._locks: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = (
+            WeakKeyDictionary()
+        )
+
+    def take(self) -> Any:
+        """A context for a sync caller."""
+        return self._lock
+
+    def atake(self) -> Any:
+        """A context for a caller on the running loop."""
+        if not self._shared_async:
+            return nullcontext()
+        return self._locks.setdefault(asyncio.get_running_loop(), asyncio.Lock())
+
+
+async def in_thread(function: Callable[[], R]) -> R:
+    """`asyncio.to_thread` that is over when it returns, also where the caller was cancelled."""
+    work = asyncio.ensure_future(asyncio.to_thread(function))
+    try:
+        return await asyncio.shield(work)
+    except asyncio.CancelledError:
+        # A thread cannot be stopped. Left alone it would hold its connection, and might commit
+        # after the caller has gone on to do something else.
+        await asyncio.wait([work])
+        if not work.cancelled():
+            work.exception()  # has been looked at: nothing is reported as never retrieved
+        raise
+
+
+# --- errors ---
+
+#: A failure that another run may not meet: serialization, deadlock, a server that stops or starts.
+PASSING = {"40001", "40P01", "57P01", "57P02", "57P03"}
+
+#: A table or column is not there: undefined table, column, schema; SQLite has one code for all.
+#: Without a code (Python 3.10 has none for SQLite) it may be that.
+MISSING = {"42P01", "42703", "3F000", "SQLITE_ERROR", ""}
+
+
+def code_of(error: DBAPIError) -> str:
+    """The SQLSTATE, or SQLite's name of the error; "" where the driver has none."""
+    for name in ("sqlstate", "pgcode", "sqlite_errorname"):
+        if code := getattr(error.orig, name, None):
+            return str(code)
+    return ""
+
+
+def passes(error: BaseException) -> bool:
+    """Whether the whole operation is worth another run: one that looks at the schema first."""
+    missing = isinstance(error, DBAPIError) and code_of(error) in MISSING
+    return missing or is_unavailable(error)
+
+
+def is_unavailable(error: BaseException) -> bool:
+    """Whether the database could not be reached, or not be had for oneself."""
+    if isinstance(error, DBAPIError):
+        code = code_of(error)
+        return (
+            error.connection_invalidated
+            or code.startswith(("08", "SQLITE_BUSY", "SQLITE_LOCKED"))
+            or code in PASSING
+            # What no server has reported happened on the way to it.
+            or (not code and isinstance(error, (OperationalError, InterfaceError)))
+        )
+    return isinstance(error, (OSError, PoolTimeout)) and not isinstance(error, CheckpointError)
+
+
+@contextmanager
+def _translated(operation: str) -> Iterator[None]:
+    """Turns a driver's error into ours, the original as its cause."""
+    try:
+        yield
+    except (SQLAlchemyError, OSError) as error:
+        if isinstance(error, CheckpointError):
+            raise
+        if isinstance(error, StatementError):
+            error.hide_parameters = True  # its text would show what was to be stored
+        code = code_of(error) if isinstance(error, DBAPIError) else ""
+        kind = type(getattr(error, "orig", None) or error).__name__
+        wrapper = DatabaseUnavailable if is_unavailable(error) else DatabaseError
+        raise wrapper(operation, code, kind) from error

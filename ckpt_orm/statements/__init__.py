@@ -1,0 +1,34 @@
+"""PLAN: every statement, each built once for a set of tables on a dialect.
+
+Statements are Core constants over the models' tables, with `bindparam`s, which SQLAlchemy compiles
+on first use and finds in its cache ever after. They are nouns, named by the question they answer.
+What depends on the shape of a call (which conditions a `list` has) is built once per shape.
+
+    dialects   what SQLite and Postgres do differently
+    reading    a checkpoint, or a page of them, with all that belongs to it
+    walking    the ancestors that a DeltaChannel is rebuilt from
+    keeping    a thread without its state, deletions by key, copies
+    writing    put, put_writes, delete_thread
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from ckpt_orm.models import Models
+from ckpt_orm.statements.dialects import POSTGRES, Dialect, dialect_named
+from ckpt_orm.statements.reading import Page
+from ckpt_orm.statements.writing import PostgresStatements, SqliteStatements, Statements, Step
+
+__all__ = ["Dialect", "Page", "Statements", "Step", "dialect_named", "statements_for"]
+
+
+@lru_cache(maxsize=512)
+def statements_for(models: Models, dialect: str) -> Statements:
+    """The statements over `models` on a dialect, the same object each time.
+
+    Raises:
+        UnsupportedDialect: for a dialect other than "sqlite" and "postgresql".
+    """
+    kind = PostgresStatements if dialect_named(dialect) is POSTGRES else SqliteStatements
+    return kind(models, dialect_named(dialect))

@@ -1,0 +1,166 @@
+"""What the two dialects do differently, as data. No operation asks a connection for its name.
+
+Documents travel as text in both directions, cast to and from JSONB by Postgres itself, so that no
+JSON function of an application's engine ever sees one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Select,
+    Table,
+    Text,
+    bindparam,
+    cast,
+    false,
+    func,
+    literal_column,
+    select,
+    text,
+)
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy.sql.selectable import TableValuedAlias
+from sqlalchemy.types import TypeEngine
+
+from ckpt_orm.documents import contains_text
+from ckpt_orm.errors import UnsupportedDialect
+
+Column = ColumnElement[Any]
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """What differs between SQLite and Postgres, as data; no operation asks for a name.
+
+    Args:
+        insert: the dialect's INSERT, which knows ON CONFLICT.
+        document: JSON text as a document.
+        member: an entry of a document, as a document.
+        entries: the (key, value as text) pairs of a document.
+        elements: the (value) rows of the JSON array of strings bound under a name.
+        text: a document, or a scalar in one, as text.
+        has_entry: whether an entry of a document has an entry of a given name.
+        entry: that entry as text.
+        older: whether a checkpoint's document has a format version below a number.
+        contains: whether a document contains another, as Postgres' `@>` decides.
+        in_order: an id in binary order, whatever the database's collation is.
+        prepare_contains: makes `contains` available on a connection.
+        single: the options of a connection that runs a single statement.
+        several: the options of one that runs a transaction.
+        begin: what opens a transaction that will write, None where BEGIN itself does.
+    """
+
+    insert: Callable[[Table], Any]
+    document: Callable[[Column], Column]
+    entries: Callable[[Column, str], TableValuedAlias]
+    elements: Callable[[str], TableValuedAlias]
+    text: Callable[[Column], Column]
+    member: Callable[[Column, str], Column]
+    has_entry: Callable[[Column, str, Column], ColumnElement[bool]]
+    entry: Callable[[Column, str, Column], Column]
+    older: Callable[[Column, int], ColumnElement[bool]]
+    contains: Callable[[Column, Column], ColumnElement[bool]]
+    in_order: Callable[[Column], Column]
+    prepare_contains: Callable[[Connection], None]
+    single: dict[str, Any]
+    several: dict[str, Any]
+    begin: str | None
+
+
+def _register_contains(connection: Connection) -> None:
+    # The name is ours; registering it again on the same connection replaces it by itself.
+    driver: Any = connection.connection
+    driver.create_function("ckpt_orm_contains", 2, contains_text, deterministic=True)
+
+
+def _at(document: Column, key: str) -> Column:
+    return document.op("->", return_type=JSONB())(text(f"'{key}'"))
+
+
+POSTGRES = Dialect(
+    insert=postgresql.insert,
+    document=lambda value: cast(value, JSONB),
+    entries=lambda document, key: (
+        func.jsonb_each_text(_at(document, key)).table_valued("key", "value").render_derived()
+    ),
+    elements=lambda name: (
+        func.jsonb_array_elements_text(cast(bindparam(name, type_=Text), JSONB))
+        .table_valued("value")
+        .render_derived()
+    ),
+    text=lambda value: cast(value, Text),
+    member=lambda document, key: document.op("->>", return_type=Text())(text(f"'{key}'")),
+    has_entry=lambda document, key, name: func.coalesce(
+        _at(document, key).op("?", is_comparison=True)(name), false()
+    ),
+    entry=lambda document, key, name: _at(document, key).op("->>", return_type=Text())(name),
+    older=lambda document, number: _at(document, "v") < text(f"'{number}'::jsonb"),
+    contains=lambda document, part: document.op("@>")(cast(part, JSONB)),
+    in_order=lambda column: column.collate("C"),
+    prepare_contains=lambda connection: None,
+    single={"isolation_level": "AUTOCOMMIT"},
+    several={"isolation_level": "READ COMMITTED"},
+    begin=None,
+)
+
+
+def _sqlite_entries(document: Column, key: str) -> TableValuedAlias:
+    return func.json_each(document, f"$.{key}").table_valued("key", "value")
+
+
+def _sqlite_entry(document: Column, key: str, name: Column, wanted: Column | None) -> Select[Any]:
+    entries = _sqlite_entries(document, key)
+    value = cast(entries.c.value, Text) if wanted is None else wanted
+    # Nested where it is used: only its own table is its FROM.
+    return select(value).where(entries.c.key == name).correlate_except(entries)
+
+
+SQLITE = Dialect(
+    insert=sqlite.insert,
+    document=lambda value: value,
+    entries=_sqlite_entries,
+    elements=lambda name: func.json_each(bindparam(name, type_=Text)).table_valued("value"),
+    text=lambda value: cast(value, Text),
+    member=lambda document, key: func.json_extract(document, f"$.{key}"),
+    has_entry=lambda document, key, name: _sqlite_entry(
+        document, key, name, literal_column("1")
+    ).exists(),
+    entry=lambda document, key, name: _sqlite_entry(document, key, name, None).scalar_subquery(),
+    older=lambda document, number: func.json_extract(document, "$.v") < number,
+    contains=lambda document, part: func.ckpt_orm_contains(cast(document, Text), part) == 1,
+    in_order=lambda column: column,
+    prepare_contains=_register_contains,
+    single={},
+    several={},
+    # A transaction that reads first and then writes would fail at once when another one has
+    # written in between; one that says so at the start waits its turn.
+    begin="BEGIN IMMEDIATE",
+)
+
+DIALECTS = {"postgresql": POSTGRES, "sqlite": SQLITE}
+
+
+def dialect_named(name: str) -> Dialect:
+    """The entry of a SQLAlchemy dialect.
+
+    Raises:
+        UnsupportedDialect: for a database other than the two.
+    """
+    try:
+        return DIALECTS[name]
+    except KeyError:
+        raise UnsupportedDialect(name) from None
+
+
+def param(name: str, type_: type[TypeEngine[Any]] | TypeEngine[Any] = Text) -> Column:
+    """A parameter of plain type: one that took a key column's type would bring its collation along,
+    and an index of another collation, as adopted tables have, would not be used.
+    """
+    return bindparam(name, type_=type_)

@@ -1,0 +1,120 @@
+"""Keeping: what a thread consists of, without its state; deletions by key; copies."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+from langgraph.checkpoint.serde.types import TASKS
+from sqlalchemy import (
+    ColumnElement,
+    Table,
+    Text,
+    and_,
+    delete,
+    literal,
+    null,
+    select,
+    union_all,
+    update,
+)
+from sqlalchemy.sql.base import Executable
+
+from ckpt_orm.codec import EMPTY
+from ckpt_orm.statements.dialects import param
+from ckpt_orm.statements.reading import found
+from ckpt_orm.statements.walking import Walking
+
+
+def key_columns(table: Table) -> list[str]:
+    """The names of a table's primary key, in its order."""
+    return [column.name for column in table.primary_key]
+
+
+class Keeping(Walking):
+    """The statements of `retention`."""
+
+    @cached_property
+    def THREADS_OF_RUNS(self) -> Executable:
+        """The threads in which some runs have made a checkpoint."""
+        run_id = self.dialect.member(self.checkpoints.c.metadata, "run_id")
+        wanted = self.dialect.elements("run_ids")
+        return (
+            select(self.checkpoints.c.thread_id)
+            .where(run_id.in_(select(wanted.c.value)))
+            .distinct()
+            .order_by(self.checkpoints.c.thread_id)
+        )
+
+    @cached_property
+    def SKELETON(self) -> Executable:
+        """A thread's checkpoints, its blobs with a value, and its pending sends; no state."""
+        checkpoint, blob, write = self.checkpoints.c, self.blobs.c, self.writes.c
+        of_thread = param("thread_id")
+        return union_all(
+            found(
+                "checkpoint",
+                self.checkpoints,
+                checkpoint_ns=checkpoint.checkpoint_ns,
+                checkpoint_id=checkpoint.checkpoint_id,
+                parent_checkpoint_id=checkpoint.parent_checkpoint_id,
+                checkpoint=self.dialect.text(checkpoint.checkpoint),
+                metadata=self.dialect.text(checkpoint.metadata),
+            ).where(checkpoint.thread_id == of_thread),
+            found(
+                "blob",
+                self.blobs,
+                checkpoint_ns=blob.checkpoint_ns,
+                channel=blob.channel,
+                version=blob.version,
+            ).where(blob.thread_id == of_thread, blob.type != EMPTY),
+            found(
+                "send",
+                self.writes,
+                checkpoint_ns=write.checkpoint_ns,
+                checkpoint_id=write.checkpoint_id,
+            ).where(write.thread_id == of_thread, write.channel == literal(TASKS, Text)),
+        )
+
+    @cached_property
+    def CHECKPOINT_AT(self) -> Executable:
+        """One checkpoint, to delete."""
+        return delete(self.checkpoints).where(self._named(self.checkpoints, "of_id"))
+
+    @cached_property
+    def WRITES_OF(self) -> Executable:
+        """The writes of one checkpoint, to delete."""
+        return delete(self.writes).where(self._named(self.writes, "of_id"))
+
+    @cached_property
+    def BLOB_AT(self) -> Executable:
+        """One blob, to delete."""
+        return delete(self.blobs).where(self._named(self.blobs, "of_channel", "of_version"))
+
+    @cached_property
+    def WITHOUT_PARENT(self) -> Executable:
+        """One checkpoint, to be made a root."""
+        at = self._named(self.checkpoints, "of_id")
+        return update(self.checkpoints).where(at).values(parent_checkpoint_id=null())
+
+    def _named(self, table: Table, *names: str) -> ColumnElement[bool]:
+        """The rows of a table that the parameters `of_thread`, `of_ns`, … name, in key order."""
+        params = ("of_thread", "of_ns", *names)
+        return and_(*(c == param(name) for c, name in zip(table.primary_key, params, strict=False)))
+
+    @cached_property
+    def COPIES(self) -> Sequence[Executable]:
+        """All rows of a thread, table by table, under another thread's id."""
+        return [self._copy(table) for table in (self.blobs, self.writes, self.checkpoints)]
+
+    def _copy(self, table: Table) -> Executable:
+        columns = {c.name: c for c in table.columns if c.name not in ("thread_id", "created_at")}
+        of_source = table.c.thread_id == param("source")
+        rows = select(param("target"), *columns.values()).where(of_source)
+        insert: Any = self.dialect.insert(table).from_select(["thread_id", *columns], rows)
+        statement: Executable = insert.on_conflict_do_nothing(index_elements=key_columns(table))
+        return statement
+
+    def _of_thread(self, table: Table) -> Any:
+        return delete(table).where(table.c.thread_id == param("thread_id"))

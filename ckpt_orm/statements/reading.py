@@ -1,0 +1,218 @@
+"""Reading: a checkpoint, or a page of them, with all that belongs to it, in one statement.
+
+One statement is one snapshot and one round trip. Its rows are of several kinds, told apart by their
+first column; a kind leaves the columns that it does not have NULL.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Any, NamedTuple
+
+from langgraph.checkpoint.serde.types import TASKS
+from sqlalchemy import (
+    ColumnElement,
+    FromClause,
+    Integer,
+    LargeBinary,
+    Select,
+    Text,
+    and_,
+    cast,
+    literal,
+    null,
+    or_,
+    select,
+    true,
+    union_all,
+)
+from sqlalchemy.sql.base import Executable
+from sqlalchemy.sql.selectable import CTE
+from sqlalchemy.types import TypeEngine
+
+from ckpt_orm.codec import SENDS_WITH_CHECKPOINT
+from ckpt_orm.models import Models
+from ckpt_orm.statements.dialects import Column, Dialect, param
+
+#: The columns of a reading, with the type of the NULL that stands where one is not used.
+FOUND: dict[str, TypeEngine[Any]] = {
+    "kind": Text(),
+    "thread_id": Text(),
+    "checkpoint_ns": Text(),
+    "checkpoint_id": Text(),
+    "parent_checkpoint_id": Text(),
+    "channel": Text(),
+    "version": Text(),
+    "task_path": Text(),
+    "task_id": Text(),
+    "idx": Integer(),
+    "type": Text(),
+    "blob": LargeBinary(),
+    "digest": LargeBinary(),
+    "checkpoint": Text(),
+    "metadata": Text(),
+}
+
+
+def found(kind: str | Column, source: FromClause, **columns: Column) -> Select[Any]:
+    """One branch of a reading: `columns` of `source`, and NULL for the others."""
+    given = {"kind": literal(kind, Text) if isinstance(kind, str) else kind, **columns}
+    return select(
+        *(given.get(name, cast(null(), type_)).label(name) for name, type_ in FOUND.items())
+    ).select_from(source)
+
+
+class Page(NamedTuple):
+    """Which conditions a page of `list` has: the shape of its statement, not their values."""
+
+    thread_id: bool
+    checkpoint_ns: bool
+    checkpoint_id: bool
+    before: bool
+    filter: bool
+    after: bool
+
+
+class Reading:
+    """The statements that read checkpoints.
+
+    Args:
+        models: the mapped tables.
+        dialect: what is particular to the database.
+    """
+
+    def __init__(self, models: Models, dialect: Dialect) -> None:
+        self.dialect = dialect
+        self.checkpoints, self.blobs, self.writes = models.tables
+        self._pages: dict[Page, Executable] = {}
+
+    @cached_property
+    def LATEST(self) -> Executable:
+        """The newest checkpoint of a thread and namespace, with its blobs and writes."""
+        newest = self._targets(
+            self._is("thread_id"), self._is("checkpoint_ns"), limit=literal(1, Integer)
+        )
+        return self.reading(newest)
+
+    @cached_property
+    def AT(self) -> Executable:
+        """The checkpoint of an id, with its blobs and writes."""
+        keys = ("thread_id", "checkpoint_ns", "checkpoint_id")
+        return self.reading(self._targets(*(self._is(key) for key in keys)))
+
+    def page(self, shape: Page) -> Executable:
+        """A page of checkpoints, newest first, with their blobs (each once) and their writes."""
+        if shape not in self._pages:
+            table, in_order = self.checkpoints.c, self.dialect.in_order
+            where = [
+                self._is(key)
+                for key in ("thread_id", "checkpoint_ns", "checkpoint_id")
+                if getattr(shape, key)
+            ]
+            if shape.before:
+                where.append(in_order(table.checkpoint_id) < param("before"))
+            if shape.filter:
+                where.append(self.dialect.contains(table.metadata, param("filter")))
+            if shape.after:
+                where.append(self._after())
+            self._pages[shape] = self.reading(self._targets(*where, limit=param("limit", Integer)))
+        return self._pages[shape]
+
+    def _after(self) -> ColumnElement[bool]:
+        """Below the last row of the page before, in the order of `_targets`."""
+        table, in_order = self.checkpoints.c, self.dialect.in_order
+        older = in_order(table.checkpoint_id) < param("after_id")
+        same = table.checkpoint_id == param("after_id")
+        thread, ns = in_order(table.thread_id), in_order(table.checkpoint_ns)
+        return or_(
+            older,
+            and_(same, thread > param("after_thread")),
+            and_(same, table.thread_id == param("after_thread"), ns > param("after_ns")),
+        )
+
+    def _is(self, key: str) -> ColumnElement[bool]:
+        return self.checkpoints.c[key] == param(key)
+
+    def _targets(self, *where: ColumnElement[bool], limit: Column | None = None) -> CTE:
+        """The checkpoints a reading is about."""
+        table, in_order = self.checkpoints.c, self.dialect.in_order
+        query = select(
+            table.thread_id,
+            table.checkpoint_ns,
+            table.checkpoint_id,
+            table.parent_checkpoint_id,
+            table.checkpoint,
+            table.metadata,
+        ).where(*where)
+        if limit is not None:
+            query = query.order_by(
+                in_order(table.checkpoint_id).desc(),
+                in_order(table.thread_id),
+                in_order(table.checkpoint_ns),
+            ).limit(limit)
+        return query.cte("target")
+
+    def reading(self, target: CTE) -> Executable:
+        """The rows of the target checkpoints in one statement, so of one snapshot.
+
+        Four kinds of rows: "checkpoint", "blob" (what `channel_versions` name, each once), "write",
+        and "send" (for formats before v4: the parent's writes to `__pregel_tasks`).
+        """
+        row, text_of = target.c, self.dialect.text
+        key = {name: row[name] for name in ("thread_id", "checkpoint_ns", "checkpoint_id")}
+        return union_all(
+            found(
+                "checkpoint",
+                target,
+                **key,
+                parent_checkpoint_id=row.parent_checkpoint_id,
+                checkpoint=text_of(row.checkpoint),
+                metadata=text_of(row.metadata),
+            ),
+            self._blobs_of(target),
+            self._writes_of("write", target, key, row.checkpoint_id),
+            self._writes_of("send", target, key, row.parent_checkpoint_id).where(
+                self.writes.c.channel == literal(TASKS, Text),
+                self.dialect.older(row.checkpoint, SENDS_WITH_CHECKPOINT),
+            ),
+        )
+
+    def _blobs_of(self, target: CTE) -> Select[Any]:
+        row, blob = target.c, self.blobs.c
+        named = self.dialect.entries(row.checkpoint, "channel_versions")
+        versions = (
+            select(
+                row.thread_id,
+                row.checkpoint_ns,
+                named.c.key.label("channel"),
+                self.dialect.text(named.c.value).label("version"),
+            )
+            .select_from(target.join(named, true()))
+            .distinct()
+            .cte("versions")
+        )
+        columns = ("thread_id", "checkpoint_ns", "channel", "version")
+        same = and_(*(blob[name] == versions.c[name] for name in columns))
+        return found(
+            "blob",
+            versions.join(self.blobs, same),
+            **{name: blob[name] for name in (*columns, "type", "blob", "digest")},
+        )
+
+    def _writes_of(
+        self, kind: str, target: CTE, key: Mapping[str, Column], checkpoint_id: Column
+    ) -> Select[Any]:
+        write = self.writes.c
+        same = and_(
+            write.thread_id == target.c.thread_id,
+            write.checkpoint_ns == target.c.checkpoint_ns,
+            write.checkpoint_id == checkpoint_id,
+        )
+        columns = ("task_path", "task_id", "idx", "channel", "type", "blob")
+        return found(
+            kind,
+            target.join(self.writes, same),
+            **key,
+            **{name: write[name] for name in columns},
+        )

@@ -1,0 +1,131 @@
+"""Walking: the ancestors of a checkpoint, for each DeltaChannel as far as its nearest value."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+from sqlalchemy import (
+    ColumnElement,
+    FromClause,
+    Integer,
+    Text,
+    and_,
+    case,
+    exists,
+    literal,
+    or_,
+    select,
+    true,
+    union_all,
+)
+from sqlalchemy.sql.base import Executable
+from sqlalchemy.sql.selectable import CTE
+
+from ckpt_orm.codec import EMPTY
+from ckpt_orm.statements.dialects import Column, param
+from ckpt_orm.statements.reading import Reading, found
+
+
+class Walking(Reading):
+    """The statements of `history`."""
+
+    def history(self, *, latest: bool) -> Executable:
+        """The ancestors of a checkpoint for each channel, as far as its nearest stored value.
+
+        Rows of kind "target" and "ancestor" (idx 1 where the channel has a value, with its
+        document), "blob" (those values) and "write" (what the ancestors' tasks wrote to it).
+        """
+        return self.HISTORY_OF_LATEST if latest else self.HISTORY
+
+    @cached_property
+    def HISTORY(self) -> Executable:
+        """The history of the checkpoint of an id."""
+        keys = ("thread_id", "checkpoint_ns", "checkpoint_id")
+        return self._walk(self._targets(*(self._is(key) for key in keys)))
+
+    @cached_property
+    def HISTORY_OF_LATEST(self) -> Executable:
+        """The history of the newest checkpoint."""
+        where = self._is("thread_id"), self._is("checkpoint_ns")
+        return self._walk(self._targets(*where, limit=literal(1, Integer)))
+
+    def _walk(self, target: CTE) -> Executable:
+        channels = self.dialect.elements("channels")
+        walk = (
+            select(
+                channels.c.value.label("channel"),
+                target.c.checkpoint_id,
+                target.c.parent_checkpoint_id,
+                literal("target", Text).label("kind"),
+                literal(0, Integer).label("seeded"),
+            )
+            .select_from(target.join(channels, true()))
+            .cte("walk", recursive=True)
+        )
+        ancestor = self.checkpoints.alias("ancestor")
+        seeded = or_(
+            self.dialect.has_entry(ancestor.c.checkpoint, "channel_values", walk.c.channel),
+            exists().where(self._is_value(ancestor, walk.c.channel)),
+        )
+        step = select(
+            walk.c.channel,
+            ancestor.c.checkpoint_id,
+            ancestor.c.parent_checkpoint_id,
+            literal("ancestor", Text),
+            case((seeded, 1), else_=0),
+        ).select_from(walk.join(ancestor, self._is_at(ancestor, walk.c.parent_checkpoint_id)))
+        # UNION, not UNION ALL: a row that is there already is not followed again, so the walk
+        # ends on a cycle of parents too.
+        return self._walked(walk.union(step.where(walk.c.seeded == 0)))
+
+    def _walked(self, walk: CTE) -> Executable:
+        """The steps of a walk with what was found on it."""
+        seed, write = self.checkpoints.alias("seed"), self.writes.c
+        at_seed = and_(walk.c.seeded == 1, self._is_at(seed, walk.c.checkpoint_id))
+        key = {"channel": walk.c.channel, "checkpoint_id": walk.c.checkpoint_id}
+        wrote = and_(
+            self._is_at(self.writes, walk.c.checkpoint_id),
+            write.channel == walk.c.channel,
+            walk.c.kind == "ancestor",
+        )
+        return union_all(
+            found(
+                walk.c.kind,
+                walk.outerjoin(seed, at_seed),
+                **key,
+                parent_checkpoint_id=walk.c.parent_checkpoint_id,
+                idx=walk.c.seeded,
+                checkpoint=self.dialect.text(seed.c.checkpoint),
+            ),
+            found(
+                "blob",
+                walk.join(seed, at_seed).join(self.blobs, self._is_value(seed, walk.c.channel)),
+                **key,
+                **{name: self.blobs.c[name] for name in ("version", "type", "blob", "digest")},
+            ),
+            found(
+                "write",
+                walk.join(self.writes, wrote),
+                **key,
+                **{name: write[name] for name in ("task_path", "task_id", "idx", "type", "blob")},
+            ),
+        )
+
+    def _is_at(self, table: FromClause, checkpoint_id: Column) -> ColumnElement[bool]:
+        """Whether a row belongs to a checkpoint of the thread and namespace that are asked for."""
+        return and_(
+            table.c.thread_id == param("thread_id"),
+            table.c.checkpoint_ns == param("checkpoint_ns"),
+            table.c.checkpoint_id == checkpoint_id,
+        )
+
+    def _is_value(self, checkpoint: FromClause, channel: Column) -> ColumnElement[bool]:
+        """Whether a blob is the value of a channel at a checkpoint."""
+        blob, version_of = self.blobs.c, self.dialect.entry
+        return and_(
+            blob.thread_id == param("thread_id"),
+            blob.checkpoint_ns == param("checkpoint_ns"),
+            blob.channel == channel,
+            blob.version == version_of(checkpoint.c.checkpoint, "channel_versions", channel),
+            blob.type != EMPTY,
+        )

@@ -1,0 +1,125 @@
+"""Every way to hold and to call a saver, so that one test covers them all.
+
+A `Backend` names a database, the engines the saver holds, and the colour in which it is called. A
+`Called` saver has the synchronous methods' names and results whatever the colour is, so a test reads
+the same for all of them: `called.put(…)` runs `saver.put` or `saver.aput` on an event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import URL, Engine, create_engine
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+
+from ckpt_orm import SQLAlchemySaver
+
+
+@dataclass(frozen=True)
+class Backend:
+    """A way to hold and to call a saver.
+
+    Args:
+        name: the id of the test's parameter.
+        database: "sqlite" or "postgres", whose empty database is asked for.
+        driver: the URL's drivername.
+        is_async: whether the a-methods are called.
+    """
+
+    name: str
+    database: str
+    driver: str
+    is_async: bool
+
+
+BACKENDS = [
+    Backend("sqlite", "sqlite", "sqlite", False),
+    Backend("sqlite-threads", "sqlite", "sqlite", True),
+    Backend("aiosqlite", "sqlite", "sqlite+aiosqlite", True),
+    Backend("psycopg", "postgres", "postgresql+psycopg", False),
+    Backend("psycopg-threads", "postgres", "postgresql+psycopg", True),
+    Backend("psycopg-async", "postgres", "postgresql+psycopg_async", True),
+    Backend("asyncpg", "postgres", "postgresql+asyncpg", True),
+]
+
+
+class Called:
+    """A saver whose methods are called in one colour, under their synchronous names."""
+
+    def __init__(self, saver: Any, loop: asyncio.AbstractEventLoop | None) -> None:
+        self.saver, self.loop = saver, loop
+
+    def __getattr__(self, name: str) -> Any:
+        if self.loop is None or name in ("get_next_version", "with_allowlist", "serde", "models"):
+            return getattr(self.saver, name)
+        method = getattr(self.saver, f"a{name}")
+        return self._list(method) if name == "list" else self._call(method)
+
+    def _call(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        assert self.loop is not None
+        return lambda *args, **kwargs: self.loop.run_until_complete(method(*args, **kwargs))
+
+    def _list(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        assert self.loop is not None
+
+        def items(*args: Any, **kwargs: Any) -> Iterator[Any]:
+            tuples = method(*args, **kwargs)
+            try:
+                while True:
+                    yield self.loop.run_until_complete(anext(tuples))
+            except StopAsyncIteration:
+                return
+            finally:
+                self.loop.run_until_complete(tuples.aclose())
+
+        return items
+
+    def run(self, graph: Any, *args: Any, **kwargs: Any) -> Any:
+        """`graph.invoke`, or `graph.ainvoke` to its end."""
+        if self.loop is None:
+            return graph.invoke(*args, **kwargs)
+        return self.loop.run_until_complete(graph.ainvoke(*args, **kwargs))
+
+
+@contextmanager
+def engine_of(
+    backend: Backend, url: URL, loop: asyncio.AbstractEventLoop | None, **kwargs: Any
+) -> Iterator[Engine | AsyncEngine]:
+    """An application's own engine, disposed of at the end; nothing may still be checked out."""
+    url = url.set(drivername=backend.driver)
+    engine: Any
+    if url.get_dialect().is_async:
+        engine = create_async_engine(url, **kwargs)
+        pool = engine.pool
+    else:
+        engine = create_engine(url, **kwargs)
+        pool = engine.pool
+    try:
+        yield engine
+        assert pool.checkedout() == 0, "a connection was not given back"
+    finally:
+        if url.get_dialect().is_async:
+            assert loop is not None
+            loop.run_until_complete(engine.dispose())
+        else:
+            engine.dispose()
+
+
+@contextmanager
+def called(backend: Backend, url: URL, **saver_kwargs: Any) -> Iterator[Called]:
+    """A set-up saver on an application's own engine, called in the backend's colour."""
+    loop = asyncio.new_event_loop() if backend.is_async else None
+    try:
+        with engine_of(backend, url, loop) as engine:
+            found = Called(SQLAlchemySaver(engine, **saver_kwargs), loop)
+            found.setup()
+            yield found
+    finally:
+        if loop is not None:
+            loop.run_until_complete(loop.shutdown_asyncgens())
+            loop.run_until_complete(loop.shutdown_default_executor())
+            loop.close()
