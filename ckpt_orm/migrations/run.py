@@ -16,6 +16,7 @@ from ckpt_orm.migrations.state import HEAD, REVISIONS
 if TYPE_CHECKING:
     from alembic.config import Config
     from alembic.runtime.migration import MigrationContext
+    from alembic.script import Script
 
 #: Where a run that only prints SQL has come to, which no database can tell.
 _PRINTED: WeakKeyDictionary[MigrationContext, dict[Place, str | None]] = WeakKeyDictionary()
@@ -148,7 +149,7 @@ def _walk(
     ]
     with placed(place, delete_data):
         for revision, function in functions:
-            getattr(_script(revision), function)()
+            getattr(script(revision).module, function)()
     _PRINTED.setdefault(context, {})[place] = to
 
 
@@ -166,9 +167,10 @@ def _index(revision: str | None) -> int:
     return 0 if revision is None else REVISIONS.index(revision) + 1
 
 
-def _script(revision: str) -> Any:
+def script(revision: str) -> Script:
+    """One of our revisions, as Alembic has loaded it."""
     from alembic.script import ScriptDirectory
 
-    script = ScriptDirectory(Path(__file__).parent).get_revision(revision)
-    assert script is not None
-    return script.module
+    found = ScriptDirectory(Path(__file__).parent).get_revision(revision)
+    assert found is not None
+    return found
