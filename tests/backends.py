@@ -1,8 +1,8 @@
 """Every way to hold and to call a saver, so that one test covers them all.
 
 A `Backend` names a database, the engines the saver holds, and the colour in which it is called. A
-`Called` saver has the synchronous methods' names and results whatever the colour is, so a test reads
-the same for all of them: `called.put(…)` runs `saver.put` or `saver.aput` on an event loop.
+`Called` saver has the synchronous methods' names and results whatever the colour is, so a test
+reads the same for all of them: `called.put(…)` runs `saver.put` or `saver.aput` on an event loop.
 """
 
 from __future__ import annotations

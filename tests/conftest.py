@@ -1,14 +1,17 @@
-"""Fixtures every test may use: a Postgres server for the session, fresh empty databases per test."""
+"""Fixtures every test may use: a Postgres server for the session, a fresh database per test."""
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from backends import BACKENDS, Backend, Called, called
-from servers import postgres_database, postgres_server
+from servers import emptied, postgres_database, postgres_server
 from sqlalchemy import URL, make_url
+
+from ckpt_orm import SQLAlchemySaver
 
 
 @pytest.fixture(scope="session")
@@ -52,8 +55,44 @@ def backend_url(request: pytest.FixtureRequest, backend: Backend) -> URL:
     return url
 
 
+@pytest.fixture(scope="session")
+def sqlite_tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A SQLite file whose tables are set up, to be copied."""
+    path = tmp_path_factory.mktemp("tables") / "checkpoints.db"
+    _set_up(make_url(f"sqlite:///{path}"))
+    return path
+
+
+@pytest.fixture(scope="session")
+def postgres_tables(postgres: URL) -> Iterator[URL]:
+    """A Postgres database whose tables are set up, to be emptied before each use."""
+    with postgres_database(postgres) as url:
+        _set_up(url)
+        yield url
+
+
+def _set_up(url: URL) -> None:
+    with SQLAlchemySaver.from_url(url) as saver:
+        saver.setup()
+
+
 @pytest.fixture
-def saver(backend: Backend, backend_url: URL) -> Iterator[Called]:
+def ready_url(request: pytest.FixtureRequest, backend: Backend) -> URL:
+    """A database for the backend with empty tables, which a test must leave as tables.
+
+    The Postgres one is shared by all tests that ask for it: a test that changes more than rows
+    takes `backend_url`.
+    """
+    if backend.database == "postgres":
+        url: URL = emptied(request.getfixturevalue("postgres_tables"))
+        return url
+    url = request.getfixturevalue("sqlite_url")
+    shutil.copyfile(request.getfixturevalue("sqlite_tables"), str(url.database))
+    return url
+
+
+@pytest.fixture
+def saver(backend: Backend, ready_url: URL) -> Iterator[Called]:
     """A set-up saver on every backend; nothing may be checked out when the test is over."""
-    with called(backend, backend_url) as found:
+    with called(backend, ready_url) as found:
         yield found
