@@ -56,4 +56,5 @@ _STATES = {"add": "missing", "rem": "not one of ours"}
 
 def _plain(value: Any) -> str:
     """A default is wrapped in a clause; everything else says what it is."""
-    return str(getattr(getattr(value, "arg", value), "text", value))
+    inner = getattr(value, "arg", value)
+    return str(getattr(inner, "text", inner))

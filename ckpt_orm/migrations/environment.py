@@ -5,7 +5,8 @@
 
     run(context)
 
-It runs on the connection a program put into `config.attributes`, else on one to the URL it finds:
+It runs on the connection, or the engine, a program put into `config.attributes["connection"]`, and
+leaves locks and the transaction of a connection to that program; else on one to the URL it finds:
 `-x url=…`, `CKPT_ORM_DATABASE_URL`, `sqlalchemy.url` of the section. `schema` and `prefix` are keys
 of the same section, or `-x schema=…`, `-x prefix=…`.
 """
@@ -18,7 +19,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from alembic.util import CommandError
-from sqlalchemy import URL, Connection, text
+from sqlalchemy import URL, Connection, Engine, text
 from sqlalchemy.schema import CreateSchema
 
 from ckpt_orm.migrations import connect
@@ -43,8 +44,11 @@ def run(context: EnvironmentContext) -> None:
     attributes = context.config.attributes
     if context.is_offline_mode():
         _print(context)
-    elif "connection" in attributes:
-        _migrate(context, attributes["connection"])
+    elif isinstance(given := attributes.get("connection"), Engine):
+        with given.connect() as connection:
+            _alone(context, connection)
+    elif given is not None:
+        _migrate(context, given)
     else:
         connect.call(_url(context), lambda connection: _alone(context, connection))
 
