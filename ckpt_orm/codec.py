@@ -324,7 +324,7 @@ class Codec:
 
     def decode(self, found: Found) -> CheckpointTuple:
         """The tuple of one checkpoint, its pending writes in `writes_sort_key` order."""
-        document = documents.load(found.checkpoint, self.serde.loads_typed)
+        document = self.load_document(found.key, found.checkpoint)
         versions = document.setdefault("channel_versions", {})
         values = document["channel_values"] = dict(document.get("channel_values") or {})
         for channel, version in versions.items():
@@ -337,14 +337,16 @@ class Codec:
         return CheckpointTuple(
             config=found.key.config(),
             checkpoint=cast(Checkpoint, document),
-            metadata=cast(
-                CheckpointMetadata, documents.load(found.metadata, self.serde.loads_typed)
-            ),
+            metadata=cast(CheckpointMetadata, self.load_document(found.key, found.metadata)),
             parent_config=(
                 found.key.config(found.parent_checkpoint_id) if found.parent_checkpoint_id else None
             ),
             pending_writes=self.load_writes(found.key, found.writes),
         )
+
+    def load_document(self, key: Key, text: str) -> dict[str, Any]:
+        """The checkpoint or metadata of a row."""
+        return documents.load(text, lambda packed: self._loads(*packed, "checkpoints", key))
 
     def load_writes(self, key: Key, writes: Sequence[FoundWrite]) -> list[PendingWrite]:
         """(task_id, channel, value) in the order in which a superstep applies them."""

@@ -5,7 +5,9 @@ SQLite's JSON text, as the same value of the same type. Anything else is *packed
 `{"__ckpt_orm__": [tag, base64]}`, the payload that the saver's serde made of it. That covers NUL
 and lone surrogates in strings, NaN and infinities, floats that JSONB rewrites (1e16 becomes an
 integer, -0.0 loses its sign), keys that are not strings, UUIDs, datetimes and objects. Subclasses
-of JSON's own types become what `json.dumps` makes of them, tuples become lists.
+of JSON's own types become what `json.dumps` makes of them, tuples become lists. A mapping with a
+key that JSON cannot hold is packed whole; at the top of a document, such an entry is kept under
+`__ckpt_orm_entries__`, so that it hides no other one.
 
 The project encodes and decodes JSON itself: an engine's `json_serializer` never sees a document.
 """
@@ -20,6 +22,9 @@ from typing import Any
 
 #: The key that marks a packed value; a mapping that uses it for itself is packed whole.
 PACKED = "__ckpt_orm__"
+
+#: The key under which a document keeps its entries whose own key JSON cannot hold.
+ENTRIES = "__ckpt_orm_entries__"
 
 #: The largest integer that is stored as a JSON number; longer ones are left to the serde.
 MAX_INT_BITS = 1024
@@ -91,14 +96,14 @@ def jsonable(value: Any, pack: Pack) -> Any:
 
 
 def plain(document: Mapping[Any, Any], pack: Pack) -> dict[str, Any]:
-    """A copy of a mapping that JSON can hold, and whose own keys stay searchable.
-
-    Entries whose key JSON cannot hold are packed together, so that they hide no other entry.
-    """
+    """A copy of a mapping that JSON can hold, and whose own keys stay searchable."""
     entries = {key: jsonable(item, pack) for key, item in document.items() if _fits_key(key)}
     if len(entries) < len(document):
-        odd = {key: item for key, item in document.items() if not _fits_key(key)}
-        entries.update(packed(odd, pack))
+        entries[ENTRIES] = [
+            {"key": packed(key, pack), "value": jsonable(item, pack)}
+            for key, item in document.items()
+            if not _fits_key(key)
+        ]
     return entries
 
 
@@ -116,8 +121,8 @@ def load(text: str, unpack: Unpack) -> dict[str, Any]:
         return _unpacked(found[PACKED], unpack) if found.keys() == {PACKED} else found
 
     document: dict[str, Any] = json.loads(text, object_hook=revive)
-    if PACKED in document:
-        document.update(_unpacked(document.pop(PACKED), unpack))
+    for entry in document.pop(ENTRIES, ()):
+        document[entry["key"]] = entry["value"]
     return document
 
 
@@ -156,7 +161,7 @@ def _same_number(one: Any, other: Any) -> bool:
 
 
 def _fits_key(key: object) -> bool:
-    return type(key) is str and key != PACKED and fits_text(key)
+    return type(key) is str and key not in (PACKED, ENTRIES) and fits_text(key)
 
 
 def _unpacked(stored: list[str], unpack: Unpack) -> Any:

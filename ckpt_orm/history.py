@@ -96,12 +96,14 @@ def _history(codec: Codec, walk: Walk, channel: str) -> DeltaChannelHistory:
         key = walk.key._replace(checkpoint_id=checkpoint_id)
         history["writes"] += codec.load_writes(key, step.writes)
     if steps and steps[-1][1].seeded:
-        history["seed"] = _seed(codec, walk.key, channel, steps[-1][1])
+        checkpoint_id, step = steps[-1]
+        key = walk.key._replace(checkpoint_id=checkpoint_id)
+        history["seed"] = _seed(codec, key, channel, step)
     return history
 
 
 def _seed(codec: Codec, key: Key, channel: str, step: Step) -> Any:
     if step.blob is not None:
         return codec.load_blob(key, step.blob)
-    document = documents.load(step.checkpoint or "{}", codec.serde.loads_typed)
+    document = codec.load_document(key, step.checkpoint or "{}")
     return document["channel_values"][channel]
