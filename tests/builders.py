@@ -100,3 +100,31 @@ def put(
         {channel: versions[channel] for channel in changed},
     )
     return found
+
+
+def exact(value: Any) -> Any:
+    """A form of `value` that is equal for values which are equal and of the same types, deeply.
+
+    Floats are told apart by their text, so NaN equals itself and -0.0 does not equal 0.0.
+    """
+    kind = type(value)
+    if kind is float:
+        return kind, repr(value)
+    if isinstance(value, dict):
+        return kind, {exact(key): exact(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        items = [exact(item) for item in value]
+        return kind, tuple(items) if isinstance(value, tuple) else items
+    return kind, value
+
+
+def values_of(saver: Any, config: RunnableConfig) -> dict[str, Any]:
+    """The channel values of a checkpoint as they come back."""
+    found: dict[str, Any] = saver.get_tuple(config).checkpoint["channel_values"]
+    return found
+
+
+def metadata_of(saver: Any, config: RunnableConfig) -> dict[str, Any]:
+    """The metadata of a checkpoint as it comes back."""
+    found: dict[str, Any] = saver.get_tuple(config).metadata
+    return found
