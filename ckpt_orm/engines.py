@@ -27,6 +27,9 @@ CONNECT_TIMEOUT = 10
 #: Milliseconds a SQLite connection waits for another one's transaction.
 BUSY_TIMEOUT = 10_000
 
+#: psycopg's number of the binary format, as the protocol has it.
+BINARY = 1
+
 #: What a new connection is given, by driver.
 CONNECT_ARGS: dict[str, dict[str, Any]] = {
     "psycopg": {"connect_timeout": CONNECT_TIMEOUT},
@@ -104,8 +107,19 @@ class Views:
 
     def __init__(self, engine: Any, dialect: Dialect) -> None:
         self.engine = engine
-        self.single = engine.execution_options(**dialect.single) if dialect.single else engine
-        self.several = engine.execution_options(**dialect.several) if dialect.several else engine
+        self.single = engine.execution_options(**dialect.single)
+        self.several = engine.execution_options(**dialect.several)
+        if engine.dialect.driver in ("psycopg", "psycopg_async"):
+            event.listen(
+                getattr(self.single, "sync_engine", self.single),
+                "before_cursor_execute",
+                _ask_for_binary,
+            )
+
+
+def _ask_for_binary(conn: Any, cursor: Any, *rest: object) -> None:
+    # psycopg asks for results as text unless told otherwise, which for bytes is twice the size.
+    getattr(cursor, "_cursor", cursor).format = BINARY
 
 
 class LoopEngines:

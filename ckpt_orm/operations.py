@@ -142,32 +142,26 @@ def execute(conn: Connection, steps: Iterable[Step]) -> None:
 def _assemble(rows: Sequence[Row[Any]]) -> list[Found]:
     """The checkpoints among the rows of a reading, newest first, each with what belongs to it."""
     blobs: dict[tuple[str, str], dict[tuple[str, str], Blob]] = defaultdict(dict)
-    writes: dict[tuple[str, Key], list[FoundWrite]] = defaultdict(list)
-    found = []
+    writes: dict[Key, list[FoundWrite]] = defaultdict(list)
+    sends: dict[Key, list[FoundWrite]] = defaultdict(list)
+    found: list[tuple[Key, str | None, str, str]] = []
+    # Unpacked in the order of FOUND: a name would be looked up for each cell of each row.
     for row in rows:
-        if row.kind == "checkpoint":
-            found.append(row)
-        elif row.kind == "blob":
-            blob = Blob(row.channel, row.version, row.type, row.blob, row.digest)
-            blobs[row.thread_id, row.checkpoint_ns][row.channel, row.version] = blob
+        cells: tuple[Any, ...] = row._tuple()
+        kind, thread, ns, checkpoint_id, parent, channel, version, path, task, idx = cells[:10]
+        type_, blob, digest, checkpoint, metadata = cells[10:]
+        if kind == "blob":
+            blobs[thread, ns][channel, version] = Blob(channel, version, type_, blob, digest)
+            continue
+        key = Key(thread, ns, checkpoint_id)
+        if kind == "checkpoint":
+            found.append((key, parent, checkpoint, metadata))
         else:
-            write = FoundWrite(row.task_path, row.task_id, row.idx, row.channel, row.type, row.blob)
-            writes[row.kind, _key(row)].append(write)
-    found.sort(key=lambda row: (row.thread_id, row.checkpoint_ns))
-    found.sort(key=lambda row: row.checkpoint_id, reverse=True)
+            of_kind = writes if kind == "write" else sends
+            of_kind[key].append(FoundWrite(path, task, idx, channel, type_, blob))
+    found.sort(key=lambda row: row[0][:2])
+    found.sort(key=lambda row: row[0].checkpoint_id or "", reverse=True)
     return [
-        Found(
-            _key(row),
-            row.parent_checkpoint_id,
-            row.checkpoint,
-            row.metadata,
-            blobs[row.thread_id, row.checkpoint_ns],
-            writes["write", _key(row)],
-            writes["send", _key(row)],
-        )
-        for row in found
+        Found(key, parent, checkpoint, metadata, blobs[key[:2]], writes[key], sends[key])
+        for key, parent, checkpoint, metadata in found
     ]
-
-
-def _key(row: Row[Any]) -> Key:
-    return Key(row.thread_id, row.checkpoint_ns, row.checkpoint_id)

@@ -13,6 +13,7 @@ from typing import Any
 from sqlalchemy import (
     ColumnElement,
     Connection,
+    FromClause,
     Select,
     Table,
     Text,
@@ -23,9 +24,11 @@ from sqlalchemy import (
     literal_column,
     select,
     text,
+    true,
 )
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy.sql.base import ReadOnlyColumnCollection
 from sqlalchemy.sql.selectable import TableValuedAlias
 from sqlalchemy.types import TypeEngine
 
@@ -45,6 +48,7 @@ class Dialect:
         member: an entry of a document, as a document.
         entries: the (key, value as text) pairs of a document.
         elements: the (value) rows of the JSON array of strings bound under a name.
+        lookup: a join by primary key, and the columns of the joined table.
         text: a document, or a scalar in one, as text.
         has_entry: whether an entry of a document has an entry of a given name.
         entry: that entry as text.
@@ -61,6 +65,10 @@ class Dialect:
     document: Callable[[Column], Column]
     entries: Callable[[Column, str], TableValuedAlias]
     elements: Callable[[str], TableValuedAlias]
+    lookup: Callable[
+        [FromClause, Table, ColumnElement[bool]],
+        tuple[FromClause, ReadOnlyColumnCollection[str, Any]],
+    ]
     text: Callable[[Column], Column]
     member: Callable[[Column, str], Column]
     has_entry: Callable[[Column, str, Column], ColumnElement[bool]]
@@ -84,6 +92,15 @@ def _at(document: Column, key: str) -> Column:
     return document.op("->", return_type=JSONB())(text(f"'{key}'"))
 
 
+def _lateral(
+    left: FromClause, table: Table, same: ColumnElement[bool]
+) -> tuple[FromClause, ReadOnlyColumnCollection[str, Any]]:
+    # Left to join as it likes, the planner guesses a hundred rows for a JSON object, and reads the
+    # whole table to hash it; and a prepared statement keeps a plan made when the table was small.
+    row = select(table).where(same).limit(literal_column("1")).lateral()
+    return left.join(row, true()), row.c
+
+
 POSTGRES = Dialect(
     insert=postgresql.insert,
     document=lambda value: cast(value, JSONB),
@@ -95,6 +112,7 @@ POSTGRES = Dialect(
         .table_valued("value")
         .render_derived()
     ),
+    lookup=_lateral,
     text=lambda value: cast(value, Text),
     member=lambda document, key: document.op("->>", return_type=Text())(text(f"'{key}'")),
     has_entry=lambda document, key, name: func.coalesce(
@@ -112,7 +130,7 @@ POSTGRES = Dialect(
 
 
 def _sqlite_entries(document: Column, key: str) -> TableValuedAlias:
-    return func.json_each(document, f"$.{key}").table_valued("key", "value")
+    return func.json_each(document, constant(f"$.{key}")).table_valued("key", "value")
 
 
 def _sqlite_entry(document: Column, key: str, name: Column, wanted: Column | None) -> Select[Any]:
@@ -127,14 +145,15 @@ SQLITE = Dialect(
     document=lambda value: value,
     entries=_sqlite_entries,
     elements=lambda name: func.json_each(bindparam(name, type_=Text)).table_valued("value"),
+    lookup=lambda left, table, same: (left.join(table, same), table.c),
     text=lambda value: cast(value, Text),
-    member=lambda document, key: func.json_extract(document, f"$.{key}"),
+    member=lambda document, key: func.json_extract(document, constant(f"$.{key}")),
     has_entry=lambda document, key, name: _sqlite_entry(
         document, key, name, literal_column("1")
     ).exists(),
     entry=lambda document, key, name: _sqlite_entry(document, key, name, None).scalar_subquery(),
-    older=lambda document, number: func.json_extract(document, "$.v") < number,
-    contains=lambda document, part: func.ckpt_orm_contains(cast(document, Text), part) == 1,
+    older=lambda document, number: func.json_extract(document, constant("$.v")) < text(str(number)),
+    contains=lambda document, part: func.ckpt_orm_contains(cast(document, Text), part) == text("1"),
     in_order=lambda column: column,
     prepare_contains=_register_contains,
     single={},
@@ -157,6 +176,14 @@ def dialect_named(name: str) -> Dialect:
         return DIALECTS[name]
     except KeyError:
         raise UnsupportedDialect(name) from None
+
+
+def constant(value: str | int) -> Column:
+    """A word or number of this package in a statement's own text.
+
+    As a bound parameter it would be handed over and sent with each execution.
+    """
+    return literal_column(f"'{value}'" if isinstance(value, str) else str(value))
 
 
 def param(name: str, type_: type[TypeEngine[Any]] | TypeEngine[Any] = Text) -> Column:

@@ -10,10 +10,8 @@ from langgraph.checkpoint.serde.types import TASKS
 from sqlalchemy import (
     ColumnElement,
     Table,
-    Text,
     and_,
     delete,
-    literal,
     null,
     select,
     union_all,
@@ -22,14 +20,9 @@ from sqlalchemy import (
 from sqlalchemy.sql.base import Executable
 
 from ckpt_orm.codec import EMPTY
-from ckpt_orm.statements.dialects import param
-from ckpt_orm.statements.reading import found
+from ckpt_orm.statements.dialects import constant, param
+from ckpt_orm.statements.reading import found, key_columns
 from ckpt_orm.statements.walking import Walking
-
-
-def key_columns(table: Table) -> list[str]:
-    """The names of a table's primary key, in its order."""
-    return [column.name for column in table.primary_key]
 
 
 class Keeping(Walking):
@@ -68,13 +61,13 @@ class Keeping(Walking):
                 checkpoint_ns=blob.checkpoint_ns,
                 channel=blob.channel,
                 version=blob.version,
-            ).where(blob.thread_id == of_thread, blob.type != EMPTY),
+            ).where(blob.thread_id == of_thread, blob.type != constant(EMPTY)),
             found(
                 "send",
                 self.writes,
                 checkpoint_ns=write.checkpoint_ns,
                 checkpoint_id=write.checkpoint_id,
-            ).where(write.thread_id == of_thread, write.channel == literal(TASKS, Text)),
+            ).where(write.thread_id == of_thread, write.channel == constant(TASKS)),
         )
 
     @cached_property

@@ -17,10 +17,10 @@ from sqlalchemy import (
     Integer,
     LargeBinary,
     Select,
+    Table,
     Text,
     and_,
     cast,
-    literal,
     null,
     or_,
     select,
@@ -33,7 +33,7 @@ from sqlalchemy.types import TypeEngine
 
 from ckpt_orm.codec import SENDS_WITH_CHECKPOINT
 from ckpt_orm.models import Models
-from ckpt_orm.statements.dialects import Column, Dialect, param
+from ckpt_orm.statements.dialects import Column, Dialect, constant, param
 
 #: The columns of a reading, with the type of the NULL that stands where one is not used.
 FOUND: dict[str, TypeEngine[Any]] = {
@@ -55,9 +55,14 @@ FOUND: dict[str, TypeEngine[Any]] = {
 }
 
 
+def key_columns(table: Table) -> list[str]:
+    """The names of a table's primary key, in its order."""
+    return [column.name for column in table.primary_key]
+
+
 def found(kind: str | Column, source: FromClause, **columns: Column) -> Select[Any]:
     """One branch of a reading: `columns` of `source`, and NULL for the others."""
-    given = {"kind": literal(kind, Text) if isinstance(kind, str) else kind, **columns}
+    given = {"kind": cast(constant(kind), Text) if isinstance(kind, str) else kind, **columns}
     return select(
         *(given.get(name, cast(null(), type_)).label(name) for name, type_ in FOUND.items())
     ).select_from(source)
@@ -90,16 +95,14 @@ class Reading:
     @cached_property
     def LATEST(self) -> Executable:
         """The newest checkpoint of a thread and namespace, with its blobs and writes."""
-        newest = self._targets(
-            self._is("thread_id"), self._is("checkpoint_ns"), limit=literal(1, Integer)
-        )
-        return self.reading(newest)
+        where = self._is("thread_id"), self._is("checkpoint_ns")
+        return self._reading(self._targets(*where, limit=constant(1)))
 
     @cached_property
     def AT(self) -> Executable:
         """The checkpoint of an id, with its blobs and writes."""
         keys = ("thread_id", "checkpoint_ns", "checkpoint_id")
-        return self.reading(self._targets(*(self._is(key) for key in keys)))
+        return self._reading(self._targets(*(self._is(key) for key in keys)))
 
     def page(self, shape: Page) -> Executable:
         """A page of checkpoints, newest first, with their blobs (each once) and their writes."""
@@ -116,7 +119,8 @@ class Reading:
                 where.append(self.dialect.contains(table.metadata, param("filter")))
             if shape.after:
                 where.append(self._after())
-            self._pages[shape] = self.reading(self._targets(*where, limit=param("limit", Integer)))
+            target = self._targets(*where, limit=param("limit", Integer))
+            self._pages[shape] = self._reading(target, several=True)
         return self._pages[shape]
 
     def _after(self) -> ColumnElement[bool]:
@@ -153,7 +157,7 @@ class Reading:
             ).limit(limit)
         return query.cte("target")
 
-    def reading(self, target: CTE) -> Executable:
+    def _reading(self, target: CTE, *, several: bool = False) -> Executable:
         """The rows of the target checkpoints in one statement, so of one snapshot.
 
         Four kinds of rows: "checkpoint", "blob" (what `channel_versions` name, each once), "write",
@@ -170,34 +174,30 @@ class Reading:
                 checkpoint=text_of(row.checkpoint),
                 metadata=text_of(row.metadata),
             ),
-            self._blobs_of(target),
+            self._blobs_of(target, several),
             self._writes_of("write", target, key, row.checkpoint_id),
             self._writes_of("send", target, key, row.parent_checkpoint_id).where(
-                self.writes.c.channel == literal(TASKS, Text),
+                self.writes.c.channel == constant(TASKS),
                 self.dialect.older(row.checkpoint, SENDS_WITH_CHECKPOINT),
             ),
         )
 
-    def _blobs_of(self, target: CTE) -> Select[Any]:
-        row, blob = target.c, self.blobs.c
+    def _blobs_of(self, target: CTE, several: bool) -> Select[Any]:
+        row = target.c
         named = self.dialect.entries(row.checkpoint, "channel_versions")
-        versions = (
-            select(
-                row.thread_id,
-                row.checkpoint_ns,
-                named.c.key.label("channel"),
-                self.dialect.text(named.c.value).label("version"),
-            )
-            .select_from(target.join(named, true()))
-            .distinct()
-            .cte("versions")
+        query = select(
+            row.thread_id,
+            row.checkpoint_ns,
+            named.c.key.label("channel"),
+            self.dialect.text(named.c.value).label("version"),
+        ).select_from(target.join(named, true()))
+        versions = (query.distinct() if several else query).cte("versions")
+        key = {name: versions.c[name] for name in key_columns(self.blobs)}
+        joined, blob = self.dialect.lookup(
+            versions, self.blobs, and_(*(self.blobs.c[name] == key[name] for name in key))
         )
-        columns = ("thread_id", "checkpoint_ns", "channel", "version")
-        same = and_(*(blob[name] == versions.c[name] for name in columns))
         return found(
-            "blob",
-            versions.join(self.blobs, same),
-            **{name: blob[name] for name in (*columns, "type", "blob", "digest")},
+            "blob", joined, **key, **{name: blob[name] for name in ("type", "blob", "digest")}
         )
 
     def _writes_of(

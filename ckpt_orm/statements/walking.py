@@ -7,12 +7,11 @@ from functools import cached_property
 from sqlalchemy import (
     ColumnElement,
     FromClause,
-    Integer,
     Text,
     and_,
     case,
+    cast,
     exists,
-    literal,
     or_,
     select,
     true,
@@ -22,7 +21,7 @@ from sqlalchemy.sql.base import Executable
 from sqlalchemy.sql.selectable import CTE
 
 from ckpt_orm.codec import EMPTY
-from ckpt_orm.statements.dialects import Column, param
+from ckpt_orm.statements.dialects import Column, constant, param
 from ckpt_orm.statements.reading import Reading, found
 
 
@@ -47,7 +46,7 @@ class Walking(Reading):
     def HISTORY_OF_LATEST(self) -> Executable:
         """The history of the newest checkpoint."""
         where = self._is("thread_id"), self._is("checkpoint_ns")
-        return self._walk(self._targets(*where, limit=literal(1, Integer)))
+        return self._walk(self._targets(*where, limit=constant(1)))
 
     def _walk(self, target: CTE) -> Executable:
         channels = self.dialect.elements("channels")
@@ -56,8 +55,8 @@ class Walking(Reading):
                 channels.c.value.label("channel"),
                 target.c.checkpoint_id,
                 target.c.parent_checkpoint_id,
-                literal("target", Text).label("kind"),
-                literal(0, Integer).label("seeded"),
+                cast(constant("target"), Text).label("kind"),
+                constant(0).label("seeded"),
             )
             .select_from(target.join(channels, true()))
             .cte("walk", recursive=True)
@@ -71,22 +70,25 @@ class Walking(Reading):
             walk.c.channel,
             ancestor.c.checkpoint_id,
             ancestor.c.parent_checkpoint_id,
-            literal("ancestor", Text),
-            case((seeded, 1), else_=0),
+            cast(constant("ancestor"), Text),
+            case((seeded, constant(1)), else_=constant(0)),
         ).select_from(walk.join(ancestor, self._is_at(ancestor, walk.c.parent_checkpoint_id)))
         # UNION, not UNION ALL: a row that is there already is not followed again, so the walk
         # ends on a cycle of parents too.
-        return self._walked(walk.union(step.where(walk.c.seeded == 0)))
+        return self._walked(walk.union(step.where(walk.c.seeded == constant(0))))
 
     def _walked(self, walk: CTE) -> Executable:
         """The steps of a walk with what was found on it."""
         seed, write = self.checkpoints.alias("seed"), self.writes.c
-        at_seed = and_(walk.c.seeded == 1, self._is_at(seed, walk.c.checkpoint_id))
+        at_seed = and_(walk.c.seeded == constant(1), self._is_at(seed, walk.c.checkpoint_id))
         key = {"channel": walk.c.channel, "checkpoint_id": walk.c.checkpoint_id}
         wrote = and_(
             self._is_at(self.writes, walk.c.checkpoint_id),
             write.channel == walk.c.channel,
-            walk.c.kind == "ancestor",
+            walk.c.kind == constant("ancestor"),
+        )
+        valued, blob = self.dialect.lookup(
+            walk.join(seed, at_seed), self.blobs, self._is_value(seed, walk.c.channel)
         )
         return union_all(
             found(
@@ -99,9 +101,9 @@ class Walking(Reading):
             ),
             found(
                 "blob",
-                walk.join(seed, at_seed).join(self.blobs, self._is_value(seed, walk.c.channel)),
+                valued,
                 **key,
-                **{name: self.blobs.c[name] for name in ("version", "type", "blob", "digest")},
+                **{name: blob[name] for name in ("version", "type", "blob", "digest")},
             ),
             found(
                 "write",
@@ -127,5 +129,5 @@ class Walking(Reading):
             blob.checkpoint_ns == param("checkpoint_ns"),
             blob.channel == channel,
             blob.version == version_of(checkpoint.c.checkpoint, "channel_versions", channel),
-            blob.type != EMPTY,
+            blob.type != constant(EMPTY),
         )

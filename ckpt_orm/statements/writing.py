@@ -28,8 +28,9 @@ from sqlalchemy.sql.selectable import TableValuedAlias
 from sqlalchemy.types import TypeEngine
 
 from ckpt_orm.codec import PutRows, WriteRows
-from ckpt_orm.statements.dialects import Column, param
-from ckpt_orm.statements.keeping import Keeping, key_columns
+from ckpt_orm.statements.dialects import Column, constant, param
+from ckpt_orm.statements.keeping import Keeping
+from ckpt_orm.statements.reading import key_columns
 
 Step = tuple[Executable, Any]
 
@@ -90,7 +91,7 @@ class Statements(Keeping):
         return insert.on_conflict_do_update(
             index_elements=key_columns(self.writes),
             set_={name: insert.excluded[name] for name in replaced},
-            where=insert.excluded.idx < 0,
+            where=insert.excluded.idx < constant(0),
         )
 
     def put(self, rows: PutRows) -> Sequence[Step]:
@@ -128,7 +129,7 @@ class PostgresStatements(Statements):
             version=rows.c.version,
             type=rows.c.type,
             blob=case((rows.c.size.is_not(None), _part(rows))),
-            digest=func.decode(rows.c.digest, "hex"),
+            digest=func.decode(rows.c.digest, constant("hex")),
         )
         statement: Executable = self.CHECKPOINT.add_cte(blobs.cte("stored_blobs"))
         return statement
