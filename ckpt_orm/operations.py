@@ -147,7 +147,7 @@ def _assemble(rows: Sequence[Row[Any]]) -> list[Found]:
     found: list[tuple[Key, str | None, str, str]] = []
     # Unpacked in the order of FOUND: a name would be looked up for each cell of each row.
     for row in rows:
-        cells: tuple[Any, ...] = row._tuple()
+        cells: Any = row
         kind, thread, ns, checkpoint_id, parent, channel, version, path, task, idx = cells[:10]
         type_, blob, digest, checkpoint, metadata = cells[10:]
         if kind == "blob":
