@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import re
 from pathlib import Path
 from typing import Any
@@ -162,7 +163,7 @@ def test_data_survives_each_step_down_and_up(engine: Engine, place: Place) -> No
     move(engine, "ckpt_orm_0001", place)
     fill(engine, place)
     before = rows(engine, place)
-    for lower, upper in zip(REVISIONS[:-1], REVISIONS[1:], strict=True):
+    for lower, upper in itertools.pairwise(REVISIONS):
         for revision in (upper, lower, upper):
             move(engine, revision, place)
             after = rows(engine, place)

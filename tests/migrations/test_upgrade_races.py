@@ -23,7 +23,7 @@ PROCESSES, ROUNDS = 8, 20
 
 def work(pipe: Pipe) -> None:
     """Set up each database whose URL comes through the pipe, and say how it went."""
-    while url := pipe.recv():
+    while url := _next(pipe):
         engine = create_engine(make_url(url), poolclass=NullPool)
         try:
             migrations.setup_engine(engine)
@@ -34,18 +34,27 @@ def work(pipe: Pipe) -> None:
             pipe.send(traceback.format_exc())
 
 
+def _next(pipe: Pipe) -> str | None:
+    try:
+        url: str = pipe.recv()
+    except EOFError:
+        return None
+    return url
+
+
 @contextmanager
 def workers() -> Iterator[list[Pipe]]:
     context = multiprocessing.get_context("spawn")
     pairs = [context.Pipe() for _ in range(PROCESSES)]
     started: list[SpawnProcess] = [context.Process(target=work, args=[end]) for _, end in pairs]
-    for process in started:
+    for process, (_, far) in zip(started, pairs, strict=True):
         process.start()
+        far.close()  # so that a worker that died is an EOFError and not a silence
     try:
         yield [near for near, _ in pairs]
     finally:
         for near, _ in pairs:
-            near.send(None)
+            near.close()
         for process in started:
             process.join(30)
 
