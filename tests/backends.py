@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
 from sqlalchemy import URL, Engine, create_engine
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
@@ -36,6 +38,12 @@ class Backend:
     is_async: bool
 
 
+def named(backends: list[Backend]) -> Any:
+    """A parametrization of the fixture `backend` by some of them only."""
+    ids = [backend.name for backend in backends]
+    return pytest.mark.parametrize("backend", backends, ids=ids)
+
+
 BACKENDS = [
     Backend("sqlite", "sqlite", "sqlite", False),
     Backend("sqlite-threads", "sqlite", "sqlite", True),
@@ -47,11 +55,20 @@ BACKENDS = [
 ]
 
 
-class Called:
-    """A saver whose methods are called in one colour, under their synchronous names."""
+ASYNC_BACKENDS = [backend for backend in BACKENDS if backend.is_async]
 
-    def __init__(self, saver: Any, loop: asyncio.AbstractEventLoop | None) -> None:
-        self.saver, self.loop = saver, loop
+
+class Called:
+    """A saver whose methods are called in one colour, under their synchronous names.
+
+    Args:
+        saver: the saver.
+        loop: where the a-methods run; None to call the synchronous ones.
+        engine: the engine the saver holds, or the synchronous half of an async one.
+    """
+
+    def __init__(self, saver: Any, loop: asyncio.AbstractEventLoop | None, engine: Engine) -> None:
+        self.saver, self.loop, self.engine = saver, loop, engine
 
     def __getattr__(self, name: str) -> Any:
         if self.loop is None or name in ("get_next_version", "with_allowlist", "serde", "models"):
@@ -78,11 +95,41 @@ class Called:
 
         return items
 
+    def checked_out(self) -> int:
+        """How many connections of the engine are in use."""
+        pool: Any = self.engine.pool
+        found: int = pool.checkedout()
+        return found
+
+    def at_once(self, *calls: Callable[[Any], Any]) -> list[Any]:
+        """The results of calls that run at the same time, each in a thread or task of its own.
+
+        A call is given the saver under the synchronous names; on a loop it returns an awaitable.
+        """
+        if self.loop is None:
+            with ThreadPoolExecutor(len(calls)) as threads:
+                return list(threads.map(lambda call: call(self), calls))
+
+        async def gathered() -> list[Any]:
+            return await asyncio.gather(*(call(_AMethods(self.saver)) for call in calls))
+
+        return self.loop.run_until_complete(gathered())
+
     def run(self, graph: Any, *args: Any, **kwargs: Any) -> Any:
         """`graph.invoke`, or `graph.ainvoke` to its end."""
         if self.loop is None:
             return graph.invoke(*args, **kwargs)
         return self.loop.run_until_complete(graph.ainvoke(*args, **kwargs))
+
+
+class _AMethods:
+    """A saver's a-methods under the names of the synchronous ones."""
+
+    def __init__(self, saver: Any) -> None:
+        self._saver = saver
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._saver, f"a{name}")
 
 
 @contextmanager
@@ -110,12 +157,16 @@ def engine_of(
 
 
 @contextmanager
-def called(backend: Backend, url: URL, **saver_kwargs: Any) -> Iterator[Called]:
+def called(
+    backend: Backend, url: URL, engine_kwargs: dict[str, Any] | None = None, **saver_kwargs: Any
+) -> Iterator[Called]:
     """A set-up saver on an application's own engine, called in the backend's colour."""
     loop = asyncio.new_event_loop() if backend.is_async else None
     try:
-        with engine_of(backend, url, loop) as engine:
-            found = Called(SQLAlchemySaver(engine, **saver_kwargs), loop)
+        with engine_of(backend, url, loop, **(engine_kwargs or {})) as engine:
+            saver = SQLAlchemySaver(engine, **saver_kwargs)
+            sync = engine if isinstance(engine, Engine) else engine.sync_engine
+            found = Called(saver, loop, sync)
             found.setup()
             yield found
     finally:
