@@ -1,0 +1,363 @@
+"""Random histories: in whatever order they are called, all backends answer as the model does.
+
+The model is LangGraph's InMemorySaver, with the operations it lacks written down by the rules that
+their docstrings give. Where it is not what a checkpointer should be, `Model` says so and why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import count
+from typing import Any
+
+import pytest
+from backends import BACKENDS, Backend, Called
+from builders import checkpoint, config, version
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
+from langgraph.checkpoint.base import CheckpointTuple
+from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.checkpoint.serde.types import _DeltaSnapshot
+from sqlalchemy import URL, Engine, create_engine, select
+
+from ckpt_orm import CheckpointBlob, CheckpointWrite
+
+#: One of each dialect and colour; the way a connection is held makes no difference to an answer.
+CHOSEN = [b for b in BACKENDS if b.name in ("sqlite", "aiosqlite", "psycopg", "asyncpg")]
+
+#: "sub" is a subgraph whose state outlives its calls, the others are calls of one.
+NAMESPACES = ["", "sub", "call:1", "call:2", "sub|call:3"]
+RUNS = ["r1", "r2"]
+CHANNELS = ["log", "files", "plain", "flag"]
+#: Channels that are rebuilt from their writes.
+DELTAS = ["log", "files"]
+
+Place = tuple[str, str, str]
+
+
+class Model(InMemorySaver):
+    """What every backend must answer."""
+
+    def list(  # type: ignore[override]
+        self,
+        config: Any,
+        *,
+        filter: Mapping[str, Any] | None = None,
+        before: Any = None,
+        limit: int | None = None,
+    ) -> Iterator[CheckpointTuple]:
+        # InMemorySaver lists thread by thread and namespace by namespace, in the order in which
+        # they were first used; newest first means by id. Its filter is equality, which Postgres'
+        # containment is for scalars only.
+        found = [
+            saved
+            for saved in super().list(config, before=before)
+            if filter is None or contains(saved.metadata, filter)
+        ]
+        found.sort(key=lambda saved: place_of(saved.config)[:2])
+        found.sort(key=lambda saved: place_of(saved.config)[2], reverse=True)
+        yield from found[:limit]
+
+    # --- what InMemorySaver does not have ---
+
+    def copy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
+        for ns, saved in list(self.storage[source_thread_id].items()):
+            for checkpoint_id, row in list(saved.items()):
+                self.storage[target_thread_id][ns].setdefault(checkpoint_id, row)
+        for (thread, *rest), row in list(self.blobs.items()):
+            if thread == source_thread_id:
+                self.blobs.setdefault((target_thread_id, *rest), row)  # type: ignore[arg-type]
+        for (thread, ns, id), rows in list(self.writes.items()):
+            if thread == source_thread_id:
+                for key, row in list(rows.items()):
+                    self.writes[target_thread_id, ns, id].setdefault(key, row)
+
+    def prune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
+        for thread in thread_ids:
+            if strategy == "delete":
+                self.delete_thread(thread)
+                continue
+            heads = {ns: max(ids) for ns, ids in self.storage[thread].items() if ids}
+            self._keep(
+                thread,
+                [
+                    (thread, ns, head)
+                    for ns, head in heads.items()
+                    if not self._is_over((thread, ns, head), heads.get(""))
+                ],
+            )
+
+    def _is_over(self, head: Place, root: str | None) -> bool:
+        """A call whose root checkpoint is stored and is not the latest any more."""
+        thread, ns, _ = head
+        started_from = (self._saved(head).metadata.get("parents") or {}).get("")
+        return (
+            ":" in ns.split("|")[-1]
+            and started_from in self.storage[thread][""]
+            and started_from != root
+        )
+
+    def delete_for_runs(self, run_ids: Sequence[str]) -> None:
+        for thread in list(self.storage):
+            places = list(self._places(thread))
+            self._keep(
+                thread,
+                [p for p in places if self._saved(p).metadata.get("run_id") not in run_ids],
+            )
+
+    def _keep(self, thread: str, kept: Iterable[Place]) -> None:
+        """Keep checkpoints with the ancestors that they are rebuilt from."""
+        needed: set[Place] = set()
+        waiting = list(kept)
+        while waiting:
+            place = waiting.pop()
+            saved = self._saved(place)
+            needed.add(place)
+            values, versions = (
+                saved.checkpoint["channel_values"],
+                saved.checkpoint["channel_versions"],
+            )
+            rebuilt = any(name in versions and name not in values for name in DELTAS)
+            if rebuilt and saved.parent_config:
+                above = place_of(saved.parent_config)
+                if above in set(self._places(thread)) - needed:
+                    waiting.append(above)
+        gone = set(self._places(thread)) - needed
+        garbage = self._blobs_of(gone) - self._blobs_of(needed)
+        for place in needed:
+            found = self.storage[thread][place[1]]
+            *row, parent = found[place[2]]
+            found[place[2]] = (*row, None if (thread, place[1], parent) in gone else parent)  # type: ignore[assignment]
+        for place in gone:
+            del self.storage[thread][place[1]][place[2]]
+            self.writes.pop(place, None)
+        for blob in garbage:
+            self.blobs.pop(blob, None)
+
+    def _saved(self, place: Place) -> Any:
+        return self.get_tuple(config(*place))
+
+    def _places(self, thread: str) -> Iterator[Place]:
+        for ns, saved in self.storage[thread].items():
+            for checkpoint_id in saved:
+                yield thread, ns, checkpoint_id
+
+    def _blobs_of(self, places: Iterable[Place]) -> set[Any]:
+        return {
+            (thread, ns, *named)
+            for thread, ns, id in places
+            for named in self._saved((thread, ns, id)).checkpoint["channel_versions"].items()
+        }
+
+
+def contains(document: Any, part: Any) -> bool:
+    """Postgres' containment, for objects of scalars."""
+    if isinstance(part, dict):
+        return isinstance(document, dict) and all(
+            name in document and contains(document[name], item) for name, item in part.items()
+        )
+    return type(part) is type(document) and bool(part == document)
+
+
+def place_of(config: Any) -> Place:
+    found = config["configurable"]
+    return found["thread_id"], found["checkpoint_ns"], found["checkpoint_id"]
+
+
+def exact(value: Any) -> Any:
+    """A value with its types, comparable, whatever the order of its keys."""
+    if type(value) is dict:
+        return sorted((name, exact(item)) for name, item in value.items())
+    return repr(value)
+
+
+def answer(saved: Any) -> Any:
+    """What a checkpoint tuple says; of a config, which the model hands back whole, its place."""
+    return saved and [
+        place_of(saved.config),
+        saved.parent_config and place_of(saved.parent_config),
+        exact(saved.checkpoint),
+        exact(saved.metadata),
+        repr(saved.pending_writes),
+    ]
+
+
+_EXAMPLES = count(1)
+
+threads = st.sampled_from(["a", "b", "c"])
+namespaces = st.sampled_from(NAMESPACES)
+picks = st.integers(0, 30)
+values = st.sampled_from([["x"], {"a": (1, {2})}, True, None, 0, 1.5, "text", "\x00", "emptied"])
+changes = st.dictionaries(st.sampled_from(CHANNELS), values, max_size=3)
+filters = st.sampled_from(
+    [None, {}, {"run_id": "r1"}, {"d": {"a": 1}}, {"d": {}}, {"n": None}, {"n": True}, {"zz": 0}]
+)
+
+
+class Histories(RuleBasedStateMachine):
+    """Calls a saver and the model alike; a class of each backend knows its saver."""
+
+    saver: Called
+    engine: Engine
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = Model()
+        self.prefix = f"{next(_EXAMPLES)}"
+        self.counted = count(1)
+        self.ids: list[str] = ["none"]
+
+    def teardown(self) -> None:
+        for name in "abc":
+            self.saver.delete_thread(self.thread(name))
+
+    def thread(self, name: str) -> str:
+        return f"{self.prefix}-{name}"
+
+    def both(self, method: str, *args: Any, **kwargs: Any) -> None:
+        """Call both, which must say the same."""
+        found, expected = (getattr(s, method)(*args, **kwargs) for s in (self.saver, self.model))
+        assert exact(found) == exact(expected)
+
+    def stored(self, thread: str, ns: str, pick: int) -> Any:
+        """One of the checkpoints of a namespace, or None."""
+        ids = sorted(self.model.storage[thread][ns])
+        return self.model.get_tuple(config(thread, ns, ids[pick % len(ids)])) if ids else None
+
+    @rule(name=threads, ns=namespaces, pick=picks, changed=changes, order=picks, data=st.data())
+    def put(self, name: str, ns: str, pick: int, changed: Any, order: int, data: Any) -> None:
+        thread = self.thread(name)
+        parent = self.stored(thread, ns, pick) if pick else None
+        before = parent.checkpoint if parent else checkpoint({})
+        state = {k: v for k, v in before["channel_values"].items() if k not in DELTAS}
+        new = {channel: version() for channel in changed}
+        for channel, value in changed.items():
+            state.pop(channel, None)
+            if value != "emptied" and channel not in DELTAS:
+                state[channel] = value
+            elif value == ["x"]:  # now and then a delta channel is stored whole
+                state[channel] = _DeltaSnapshot(value)
+        versions = before["channel_versions"] | new
+        roots = sorted(self.model.storage[thread][""])
+        counted = [c for c in DELTAS if c in versions and c not in state]
+        metadata = {
+            "source": "loop",
+            "run_id": data.draw(st.sampled_from(RUNS)),
+            "d": {"a": pick % 2, "b": 1},
+            "n": data.draw(st.sampled_from([None, True, 1])),
+            "parents": {"": data.draw(st.sampled_from([*roots, "unsaved"]))} if ns else {},
+            **({"counters_since_delta_snapshot": {c: [1, 1] for c in counted}} if counted else {}),
+        }
+        # Ids do not follow the order of the steps: clocks of several processes do not either.
+        id = f"{order:02d}-{next(self.counted):04d}"
+        self.ids.append(id)
+        above = parent.config if parent else config(thread, ns)
+        document = checkpoint(state, versions, id)
+        self.both("put", above, document, metadata, new)
+        if pick % 3 == 0:
+            self.both("put", above, document, metadata, new)
+
+    @rule(
+        name=threads,
+        ns=namespaces,
+        pick=picks,
+        task=st.sampled_from(["t1", "t2"]),
+        path=st.sampled_from(["", "B", "a"]),
+        writes=st.lists(
+            st.tuples(st.sampled_from(["log", "files", "__error__", "__resume__"]), values),
+            max_size=4,
+        ),
+    )
+    def put_writes(self, name: str, ns: str, pick: int, task: str, path: str, writes: Any) -> None:
+        saved = self.stored(self.thread(name), ns, pick)
+        # Writes may come before their checkpoint.
+        target = saved.config if saved else config(self.thread(name), ns, self.ids[-1])
+        self.both("put_writes", target, writes, task, path)
+
+    @rule(name=threads, ns=namespaces, pick=picks)
+    def get(self, name: str, ns: str, pick: int) -> None:
+        id = None if pick % 3 == 0 else self.ids[pick % len(self.ids)]
+        wanted = config(self.thread(name), ns, id)
+        assert answer(self.saver.get_tuple(wanted)) == answer(self.model.get_tuple(wanted))
+
+    @rule(
+        name=st.one_of(st.none(), threads),
+        ns=st.one_of(st.none(), namespaces),
+        filter=filters,
+        before=st.one_of(st.none(), picks),
+        limit=st.sampled_from([None, None, 0, 1, 3]),
+    )
+    def list(self, name: Any, ns: Any, filter: Any, before: Any, limit: Any) -> None:
+        wanted = config(self.thread(name), ns) if name else None
+        bound = before and config("any", id=self.ids[before % len(self.ids)])
+        options = {"filter": filter, "before": bound or None, "limit": limit}
+        found = [answer(saved) for saved in self.saver.list(wanted, **options)]
+        assert found == [answer(saved) for saved in self.model.list(wanted, **options)]
+
+    @rule(name=threads, ns=namespaces, pick=picks)
+    def delta_history(self, name: str, ns: str, pick: int) -> None:
+        if saved := self.stored(self.thread(name), ns, pick):
+            self.both("get_delta_channel_history", config=saved.config, channels=["log", "files"])
+
+    @rule(name=threads)
+    def delete_thread(self, name: str) -> None:
+        self.both("delete_thread", self.thread(name))
+
+    @rule(name=threads, other=threads)
+    def copy_thread(self, name: str, other: str) -> None:
+        self.both("copy_thread", self.thread(name), self.thread(other))
+
+    @rule(names=st.lists(threads, max_size=2), strategy=st.sampled_from(["keep_latest", "delete"]))
+    def prune(self, names: Any, strategy: str) -> None:
+        self.both("prune", [self.thread(name) for name in names], strategy=strategy)
+
+    @rule(runs=st.lists(st.sampled_from([*RUNS, "unknown"]), max_size=2))
+    def delete_for_runs(self, runs: Any) -> None:
+        self.both("delete_for_runs", runs)
+
+    @rule()
+    def everything_is_the_same(self) -> None:
+        found = [answer(saved) for saved in self.saver.list(None)]
+        assert found == [answer(saved) for saved in self.model.list(None)]
+
+    @invariant()
+    def no_row_is_there_that_the_model_does_not_have(self) -> None:
+        blob, write = CheckpointBlob, CheckpointWrite
+        with self.engine.connect() as conn:
+            blobs = conn.execute(
+                select(blob.thread_id, blob.checkpoint_ns, blob.channel, blob.version)
+            ).all()
+            writes = conn.execute(
+                select(
+                    write.thread_id,
+                    write.checkpoint_ns,
+                    write.checkpoint_id,
+                    write.task_id,
+                    write.idx,
+                )
+            ).all()
+        # A small value is inlined in its checkpoint, and has no blob.
+        assert {tuple(row) for row in blobs} <= self.model.blobs.keys()
+        expected = {(*place, *key) for place, rows in self.model.writes.items() for key in rows}
+        assert {tuple(row) for row in writes} == expected
+
+
+@pytest.mark.parametrize("backend", CHOSEN, ids=lambda backend: backend.name)
+def test_every_backend_answers_as_the_model_does(
+    backend: Backend, saver: Called, ready_url: URL
+) -> None:
+    engine = create_engine(ready_url)
+    bound = type("Bound", (Histories,), {"saver": saver, "engine": engine})
+    try:
+        run_state_machine_as_test(  # type: ignore[no-untyped-call]
+            bound,
+            settings=settings(
+                max_examples=25,
+                stateful_step_count=30,
+                deadline=None,
+                suppress_health_check=list(HealthCheck),
+            ),
+        )
+    finally:
+        engine.dispose()
