@@ -27,6 +27,9 @@ CONNECT_TIMEOUT = 10
 #: Milliseconds a SQLite connection waits for another one's transaction.
 BUSY_TIMEOUT = 10_000
 
+#: The execution option of an engine whose connections are in AUTOCOMMIT from the start.
+AUTOCOMMITS = "ckpt_orm_autocommits"
+
 #: psycopg's number of the binary format, as the protocol has it.
 BINARY = 1
 
@@ -54,6 +57,10 @@ def create(url: str | URL, **kwargs: Any) -> Engine | LoopEngines:
     dialect_named(url.get_backend_name())
     arguments = {**CONNECT_ARGS.get(url.get_driver_name(), {}), **kwargs.pop("connect_args", {})}
     kwargs["connect_args"] = arguments
+    if url.get_backend_name() == "postgresql" and "isolation_level" not in kwargs:
+        # Nearly all operations are single statements; otherwise each would set and reset it.
+        kwargs["isolation_level"] = "AUTOCOMMIT"
+        kwargs["execution_options"] = {**kwargs.get("execution_options", {}), AUTOCOMMITS: True}
     if in_memory(url) and "poolclass" not in kwargs:
         # A memory database is its connection: one for all callers, who take turns on it.
         kwargs |= {"poolclass": QueuePool, "pool_size": 1, "max_overflow": 0}
@@ -107,7 +114,8 @@ class Views:
 
     def __init__(self, engine: Any, dialect: Dialect) -> None:
         self.engine = engine
-        self.single = engine.execution_options(**dialect.single)
+        options = {} if engine.get_execution_options().get(AUTOCOMMITS) else dialect.single
+        self.single = engine.execution_options(**options)
         self.several = engine.execution_options(**dialect.several)
         if engine.dialect.driver in ("psycopg", "psycopg_async"):
             event.listen(

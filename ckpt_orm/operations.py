@@ -9,15 +9,16 @@ connection it needs is told by its decorator; `runners` provides it.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
 from sqlalchemy import Connection, Row
 
+from ckpt_orm import documents
 from ckpt_orm.codec import Blob, Found, FoundWrite, Key, PutRows, WriteRows
-from ckpt_orm.statements import Page, Statements, Step
+from ckpt_orm.statements import Page, Statements
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -118,25 +119,49 @@ def page(
 @writes
 def put(conn: Connection, st: Statements, rows: PutRows) -> None:
     """Store a checkpoint with its blobs."""
-    execute(conn, st.put(rows))
+    blobs = rows.blobs
+    params = {
+        **rows.key._asdict(),
+        "parent_checkpoint_id": rows.parent_checkpoint_id,
+        "checkpoint": rows.checkpoint,
+        "metadata": rows.metadata,
+    }
+    if blobs:
+        cells = [{"channel": b.channel, "version": b.version, "type": b.type} for b in blobs]
+        params |= _rows(cells, [(b.blob, b.digest) for b in blobs])
+    for statement in st.PUT if blobs else (st.CHECKPOINT,):
+        conn.execute(statement, params)
 
 
 @writes
 def put_writes(conn: Connection, st: Statements, rows: WriteRows) -> None:
     """Store the writes of a task."""
-    execute(conn, st.put_writes(rows))
+    cells = [{"idx": w.idx, "channel": w.channel, "type": w.type} for w in rows.writes]
+    params = {**rows.key._asdict(), "task_id": rows.task_id, "task_path": rows.task_path}
+    conn.execute(st.WRITES, params | _rows(cells, [(w.blob, None) for w in rows.writes]))
 
 
 @writes
 def delete_thread(conn: Connection, st: Statements, thread_id: str) -> None:
     """Remove all rows of a thread, in every namespace."""
-    execute(conn, st.delete_thread(thread_id))
+    for statement in st.DELETE_THREAD:
+        conn.execute(statement, {"thread_id": thread_id})
 
 
-def execute(conn: Connection, steps: Iterable[Step]) -> None:
-    """Execute steps in their order."""
-    for statement, params in steps:
-        conn.execute(statement, params)
+def _rows(
+    cells: list[dict[str, Any]], payloads: list[tuple[bytes | None, bytes | None]]
+) -> dict[str, Any]:
+    """The parameters of rows: their cells, each with where its payload starts (from 1), its size.
+
+    A digest stands behind its payload.
+    """
+    parts: list[bytes] = []
+    start = 1
+    for row, (payload, digest) in zip(cells, payloads, strict=True):
+        row |= {"start": start, "size": None if payload is None else len(payload)}
+        parts += (payload or b"", digest or b"")
+        start += len(parts[-2]) + len(parts[-1])
+    return {"rows": documents.encode(cells), "payload": b"".join(parts)}
 
 
 def _assemble(rows: Sequence[Row[Any]]) -> list[Found]:

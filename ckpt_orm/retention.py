@@ -23,7 +23,7 @@ from sqlalchemy import Connection
 from ckpt_orm import documents
 from ckpt_orm.codec import SENDS_WITH_CHECKPOINT
 from ckpt_orm.errors import InvalidConfig
-from ckpt_orm.operations import Operation, changes, delete_thread, execute
+from ckpt_orm.operations import Operation, changes, delete_thread
 from ckpt_orm.statements import Statements
 
 #: The metadata entry in which LangGraph counts, per DeltaChannel, the steps since its last value.
@@ -142,7 +142,8 @@ def delete_for_runs(conn: Connection, st: Statements, run_ids: Sequence[str]) ->
 @changes
 def copy_thread(conn: Connection, st: Statements, source: str, target: str) -> None:
     """Copy all rows of a thread that the other one does not have."""
-    execute(conn, ((copy, {"source": source, "target": target}) for copy in st.COPIES))
+    for copy in st.COPIES:
+        conn.execute(copy, {"source": source, "target": target})
 
 
 def strategy(name: str) -> Operation[[str], None]:
@@ -209,4 +210,6 @@ def _reduce(
         (st.BLOB_AT, blobs),
         (st.WITHOUT_PARENT, roots),
     ]
-    execute(conn, (step for step in steps if step[1]))
+    for statement, rows in steps:
+        if rows:
+            conn.execute(statement, rows)

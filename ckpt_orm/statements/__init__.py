@@ -16,11 +16,11 @@ from __future__ import annotations
 from functools import lru_cache
 
 from ckpt_orm.models import Models
-from ckpt_orm.statements.dialects import POSTGRES, Dialect, dialect_named
+from ckpt_orm.statements.dialects import Dialect, dialect_named
 from ckpt_orm.statements.reading import Page
-from ckpt_orm.statements.writing import PostgresStatements, SqliteStatements, Statements, Step
+from ckpt_orm.statements.writing import Statements
 
-__all__ = ["Dialect", "Page", "Statements", "Step", "dialect_named", "statements_for"]
+__all__ = ["Dialect", "Page", "Statements", "dialect_named", "statements_for"]
 
 
 @lru_cache(maxsize=512)
@@ -30,5 +30,4 @@ def statements_for(models: Models, dialect: str) -> Statements:
     Raises:
         UnsupportedDialect: for a dialect other than "sqlite" and "postgresql".
     """
-    kind = PostgresStatements if dialect_named(dialect) is POSTGRES else SqliteStatements
-    return kind(models, dialect_named(dialect))
+    return Statements(models, dialect_named(dialect))

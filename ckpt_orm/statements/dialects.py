@@ -6,7 +6,7 @@ JSON function of an application's engine ever sees one.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,7 @@ from sqlalchemy import (
     Text,
     bindparam,
     cast,
+    column,
     false,
     func,
     literal_column,
@@ -27,8 +28,8 @@ from sqlalchemy import (
     true,
 )
 from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.dialects.postgresql import JSONB
-from sqlalchemy.sql.base import ReadOnlyColumnCollection
+from sqlalchemy.dialects.postgresql import JSON, JSONB
+from sqlalchemy.sql.base import Executable, ReadOnlyColumnCollection
 from sqlalchemy.sql.selectable import TableValuedAlias
 from sqlalchemy.types import TypeEngine
 
@@ -47,6 +48,8 @@ class Dialect:
         document: JSON text as a document.
         member: an entry of a document, as a document.
         entries: the (key, value as text) pairs of a document.
+        rows: the rows of the JSON array of objects bound under a name, by column and type.
+        together: statements that are executed as one, where the dialect can.
         elements: the (value) rows of the JSON array of strings bound under a name.
         lookup: a join by primary key, and the columns of the joined table.
         text: a document, or a scalar in one, as text.
@@ -64,6 +67,8 @@ class Dialect:
     insert: Callable[[Table], Any]
     document: Callable[[Column], Column]
     entries: Callable[[Column, str], TableValuedAlias]
+    rows: Callable[..., FromClause]
+    together: Callable[..., Sequence[Executable]]
     elements: Callable[[str], TableValuedAlias]
     lookup: Callable[
         [FromClause, Table, ColumnElement[bool]],
@@ -101,12 +106,27 @@ def _lateral(
     return left.join(row, true()), row.c
 
 
+def _recordset(name: str, **types: type[TypeEngine[Any]]) -> FromClause:
+    return (
+        func.json_to_recordset(cast(param(name), JSON))
+        .table_valued(*(column(name, type_) for name, type_ in types.items()), name="rows")
+        .render_derived(with_types=True)
+    )
+
+
+def _with_ctes(*statements: Any) -> Sequence[Executable]:
+    *others, last = statements
+    return [last.add_cte(*(other.cte(f"also_{i}") for i, other in enumerate(others)))]
+
+
 POSTGRES = Dialect(
     insert=postgresql.insert,
     document=lambda value: cast(value, JSONB),
     entries=lambda document, key: (
         func.jsonb_each_text(_at(document, key)).table_valued("key", "value").render_derived()
     ),
+    rows=_recordset,
+    together=_with_ctes,
     elements=lambda name: (
         func.jsonb_array_elements_text(cast(bindparam(name, type_=Text), JSONB))
         .table_valued("value")
@@ -140,10 +160,21 @@ def _sqlite_entry(document: Column, key: str, name: Column, wanted: Column | Non
     return select(value).where(entries.c.key == name).correlate_except(entries)
 
 
+def _json_rows(name: str, **types: type[TypeEngine[Any]]) -> FromClause:
+    each = func.json_each(param(name)).table_valued("value")
+    cells = (
+        func.json_extract(each.c.value, constant(f"$.{cell}"), type_=type_).label(cell)
+        for cell, type_ in types.items()
+    )
+    return select(*cells).select_from(each).subquery("rows")
+
+
 SQLITE = Dialect(
     insert=sqlite.insert,
     document=lambda value: value,
     entries=_sqlite_entries,
+    rows=_json_rows,
+    together=lambda *statements: statements,
     elements=lambda name: func.json_each(bindparam(name, type_=Text)).table_valued("value"),
     lookup=lambda left, table, same: (left.join(table, same), table.c),
     text=lambda value: cast(value, Text),

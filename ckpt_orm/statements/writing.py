@@ -1,7 +1,11 @@
-"""Writing: what `put`, `put_writes` and `delete_thread` do, in steps of (statement, parameters).
+"""Writing: what `put`, `put_writes` and `delete_thread` store and remove.
 
-On Postgres each is one statement, so one round trip and one transaction without BEGIN and COMMIT.
-On SQLite, which has no writing CTE and no network, there is a step per table.
+The rows of a call travel as one JSON parameter, their payloads as one byte string in which each row
+knows its place. So a statement is the same for any number of rows, and bytes are sent as bytes: an
+array of them would go as escaped text with several drivers.
+
+On Postgres each call is a single statement, so one round trip and one transaction without BEGIN and
+COMMIT. On SQLite, which has no writing CTE and no network, it is a statement per table.
 """
 
 from __future__ import annotations
@@ -10,41 +14,24 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
-from sqlalchemy import (
-    FromClause,
-    Integer,
-    LargeBinary,
-    Table,
-    Text,
-    case,
-    delete,
-    func,
-    select,
-    true,
-)
-from sqlalchemy.dialects.postgresql import ARRAY
+from sqlalchemy import FromClause, Integer, LargeBinary, Table, Text, delete, func, select, true
 from sqlalchemy.sql.base import Executable
-from sqlalchemy.sql.selectable import TableValuedAlias
-from sqlalchemy.types import TypeEngine
 
-from ckpt_orm.codec import PutRows, WriteRows
 from ckpt_orm.statements.dialects import Column, constant, param
 from ckpt_orm.statements.keeping import Keeping
 from ckpt_orm.statements.reading import key_columns
 
-Step = tuple[Executable, Any]
+#: Bytes of a digest; it stands behind its payload.
+DIGEST_SIZE = 16
 
 
 class Statements(Keeping):
     """All statements of one set of tables on one dialect; `statements_for` makes and keeps them."""
 
-    def _insert(self, table: Table, source: FromClause | None = None, **columns: Column) -> Any:
-        """INSERT … SELECT, since it reads the same from parameters and from a set of rows."""
-        rows = select(*columns.values())
-        if source is not None:
-            rows = rows.select_from(source)
-        # SQLite needs a WHERE here to tell ON CONFLICT from a join's ON.
-        return self.dialect.insert(table).from_select(list(columns), rows.where(true()))
+    @cached_property
+    def PUT(self) -> Sequence[Executable]:
+        """A checkpoint with its blobs."""
+        return self.dialect.together(self.BLOBS, self.CHECKPOINT)
 
     @cached_property
     def CHECKPOINT(self) -> Any:
@@ -52,40 +39,44 @@ class Statements(Keeping):
         document = self.dialect.document
         insert = self._insert(
             self.checkpoints,
-            thread_id=param("thread_id"),
-            checkpoint_ns=param("checkpoint_ns"),
-            checkpoint_id=param("checkpoint_id"),
-            parent_checkpoint_id=param("parent_checkpoint_id"),
+            None,
+            **_params("thread_id", "checkpoint_ns", "checkpoint_id", "parent_checkpoint_id"),
             checkpoint=document(param("checkpoint")),
             metadata=document(param("metadata")),
         )
         changed = {name: insert.excluded[name] for name in ("checkpoint", "metadata")}
-        return insert.on_conflict_do_update(
-            index_elements=key_columns(self.checkpoints), set_=changed
-        )
+        key = key_columns(self.checkpoints)
+        return insert.on_conflict_do_update(index_elements=key, set_=changed)
 
-    def _blob_rows(self, source: FromClause | None, **columns: Column) -> Any:
+    @cached_property
+    def BLOBS(self) -> Any:
         """Blobs; a version that is there already stays as it is."""
+        rows = self.dialect.rows(
+            "rows", channel=Text, version=Text, type=Text, start=Integer, size=Integer
+        )
+        digest = _part(rows.c.start + rows.c.size, constant(DIGEST_SIZE))
         insert = self._insert(
             self.blobs,
-            source,
-            thread_id=param("thread_id"),
-            checkpoint_ns=param("checkpoint_ns"),
-            **columns,
+            rows,
+            **_params("thread_id", "checkpoint_ns"),
+            **{name: rows.c[name] for name in ("channel", "version", "type")},
+            blob=_part(rows.c.start, rows.c.size),
+            digest=digest,
         )
         return insert.on_conflict_do_nothing(index_elements=key_columns(self.blobs))
 
-    def _write_rows(self, source: FromClause | None, **columns: Column) -> Any:
+    @cached_property
+    def WRITES(self) -> Any:
         """Writes; of one that is there already, only a special channel's (idx < 0) is replaced."""
+        rows = self.dialect.rows(
+            "rows", idx=Integer, channel=Text, type=Text, start=Integer, size=Integer
+        )
         insert = self._insert(
             self.writes,
-            source,
-            thread_id=param("thread_id"),
-            checkpoint_ns=param("checkpoint_ns"),
-            checkpoint_id=param("checkpoint_id"),
-            task_id=param("task_id"),
-            task_path=param("task_path"),
-            **columns,
+            rows,
+            **_params("thread_id", "checkpoint_ns", "checkpoint_id", "task_id", "task_path"),
+            **{name: rows.c[name] for name in ("idx", "channel", "type")},
+            blob=_part(rows.c.start, rows.c.size),
         )
         replaced = ("channel", "type", "blob", "task_path")
         return insert.on_conflict_do_update(
@@ -94,171 +85,29 @@ class Statements(Keeping):
             where=insert.excluded.idx < constant(0),
         )
 
-    def put(self, rows: PutRows) -> Sequence[Step]:
-        """The steps that store a checkpoint with its blobs."""
-        raise NotImplementedError
-
-    def put_writes(self, rows: WriteRows) -> Sequence[Step]:
-        """The steps that store the writes of a task."""
-        raise NotImplementedError
-
-    def delete_thread(self, thread_id: str) -> Sequence[Step]:
-        """The steps that remove all of a thread's rows."""
-        raise NotImplementedError
-
-    def _of_thread(self, table: Table) -> Any:
-        return delete(table).where(table.c.thread_id == param("thread_id"))
-
-
-class PostgresStatements(Statements):
-    """On Postgres a call is one statement: its rows travel as arrays, their payloads as one value.
-
-    An array of byte strings would be sent as escaped text by several drivers; a single byte string
-    with the place of each part in it is binary in all of them.
-    """
-
     @cached_property
-    def PUT(self) -> Executable:
-        """A checkpoint with its blobs."""
-        rows = _unnested(
-            channel=Text, version=Text, type=Text, start=Integer, size=Integer, digest=Text
-        )
-        blobs = self._blob_rows(
-            rows,
-            channel=rows.c.channel,
-            version=rows.c.version,
-            type=rows.c.type,
-            blob=case((rows.c.size.is_not(None), _part(rows))),
-            digest=func.decode(rows.c.digest, constant("hex")),
-        )
-        statement: Executable = self.CHECKPOINT.add_cte(blobs.cte("stored_blobs"))
-        return statement
-
-    @cached_property
-    def PUT_WRITES(self) -> Executable:
-        """The writes of a task."""
-        rows = _unnested(idx=Integer, channel=Text, type=Text, start=Integer, size=Integer)
-        statement: Executable = self._write_rows(
-            rows, idx=rows.c.idx, channel=rows.c.channel, type=rows.c.type, blob=_part(rows)
-        )
-        return statement
-
-    @cached_property
-    def DELETE_THREAD(self) -> Executable:
+    def DELETE_THREAD(self) -> Sequence[Executable]:
         """All rows of a thread."""
-        blobs, writes = self._of_thread(self.blobs), self._of_thread(self.writes)
-        statement: Executable = self._of_thread(self.checkpoints).add_cte(
-            blobs.cte("deleted_blobs"), writes.cte("deleted_writes")
+        tables = (self.writes, self.blobs, self.checkpoints)
+        of_thread = (table.c.thread_id == param("thread_id") for table in tables)
+        deletes = (
+            delete(table).where(is_in) for table, is_in in zip(tables, of_thread, strict=True)
         )
-        return statement
+        return self.dialect.together(*deletes)
 
-    def put(self, rows: PutRows) -> Sequence[Step]:  # noqa: D102
-        blobs = rows.blobs
-        return [
-            (
-                self.PUT,
-                {
-                    **_checkpoint_params(rows),
-                    "channel": [blob.channel for blob in blobs],
-                    "version": [blob.version for blob in blobs],
-                    "type": [blob.type for blob in blobs],
-                    "digest": [blob.digest and blob.digest.hex() for blob in blobs],
-                    **_parts([blob.blob for blob in blobs]),
-                },
-            )
-        ]
-
-    def put_writes(self, rows: WriteRows) -> Sequence[Step]:  # noqa: D102
-        writes = rows.writes
-        return [
-            (
-                self.PUT_WRITES,
-                {
-                    **_task_params(rows),
-                    "idx": [write.idx for write in writes],
-                    "channel": [write.channel for write in writes],
-                    "type": [write.type for write in writes],
-                    **_parts([write.blob for write in writes]),
-                },
-            )
-        ]
-
-    def delete_thread(self, thread_id: str) -> Sequence[Step]:  # noqa: D102
-        return [(self.DELETE_THREAD, {"thread_id": thread_id})]
+    def _insert(self, table: Table, source: FromClause | None, **columns: Column) -> Any:
+        """INSERT … SELECT, which reads the same from parameters and from rows."""
+        rows = select(*columns.values())
+        if source is not None:
+            rows = rows.select_from(source)
+        # SQLite needs a WHERE here to tell ON CONFLICT from a join's ON.
+        return self.dialect.insert(table).from_select(list(columns), rows.where(true()))
 
 
-class SqliteStatements(Statements):
-    """On SQLite, which has no writing CTE and no network, a call is a step per table."""
-
-    @cached_property
-    def BLOB(self) -> Executable:
-        """One blob."""
-        names = ("channel", "version", "type")
-        binary = {name: param(name, LargeBinary) for name in ("blob", "digest")}
-        statement: Executable = self._blob_rows(
-            None, **{name: param(name) for name in names}, **binary
-        )
-        return statement
-
-    @cached_property
-    def WRITE(self) -> Executable:
-        """One write."""
-        statement: Executable = self._write_rows(
-            None,
-            idx=param("idx", Integer),
-            channel=param("channel"),
-            type=param("type"),
-            blob=param("blob", LargeBinary),
-        )
-        return statement
-
-    def put(self, rows: PutRows) -> Sequence[Step]:  # noqa: D102
-        key = {"thread_id": rows.key.thread_id, "checkpoint_ns": rows.key.checkpoint_ns}
-        blobs = [{**key, **blob._asdict()} for blob in rows.blobs]
-        checkpoint = (self.CHECKPOINT, _checkpoint_params(rows))
-        return [(self.BLOB, blobs), checkpoint] if blobs else [checkpoint]
-
-    def put_writes(self, rows: WriteRows) -> Sequence[Step]:  # noqa: D102
-        key = _task_params(rows)
-        return [(self.WRITE, [{**key, **write._asdict()} for write in rows.writes])]
-
-    def delete_thread(self, thread_id: str) -> Sequence[Step]:  # noqa: D102
-        tables = (self.checkpoints, self.blobs, self.writes)
-        return [(self._of_thread(table), {"thread_id": thread_id}) for table in tables]
+def _params(*names: str) -> dict[str, Column]:
+    return {name: param(name) for name in names}
 
 
-def _unnested(**types: type[TypeEngine[Any]]) -> TableValuedAlias:
-    """Rows from equally long arrays, one per column."""
-    arrays = (param(name, ARRAY(type_)) for name, type_ in types.items())
-    return func.unnest(*arrays).table_valued(*types, name="rows").render_derived()
-
-
-def _part(rows: TableValuedAlias) -> Column:
-    """The row's own part of the payload."""
-    return func.substr(param("payload", LargeBinary), rows.c.start, rows.c.size, type_=LargeBinary)
-
-
-def _parts(payloads: Sequence[bytes | None]) -> dict[str, Any]:
-    """The parameters of `_part`: all payloads as one, where each begins (from 1), its size."""
-    starts, position = [], 1
-    for payload in payloads:
-        starts.append(position)
-        position += len(payload or b"")
-    return {
-        "payload": b"".join(payload or b"" for payload in payloads),
-        "start": starts,
-        "size": [None if payload is None else len(payload) for payload in payloads],
-    }
-
-
-def _checkpoint_params(rows: PutRows) -> dict[str, Any]:
-    return {
-        **rows.key._asdict(),
-        "parent_checkpoint_id": rows.parent_checkpoint_id,
-        "checkpoint": rows.checkpoint,
-        "metadata": rows.metadata,
-    }
-
-
-def _task_params(rows: WriteRows) -> dict[str, Any]:
-    return {**rows.key._asdict(), "task_id": rows.task_id, "task_path": rows.task_path}
+def _part(start: Column, size: Column) -> Column:
+    """A part of the payload; NULL where its size is."""
+    return func.substr(param("payload", LargeBinary), start, size, type_=LargeBinary)
