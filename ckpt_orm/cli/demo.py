@@ -30,8 +30,8 @@ from sqlalchemy.orm import Session
 
 from ckpt_orm import SQLAlchemySaver
 from ckpt_orm.cli import demo_agent
-from ckpt_orm.cli.demo_agent import APPROVED, REQUEST, URL, Journal, build, config_of
-from ckpt_orm.cli.demo_claims import Evidence, id_of, verify
+from ckpt_orm.cli.demo_agent import APPROVED, REQUEST, URL, WAITING, Journal, build, config_of
+from ckpt_orm.cli.demo_claims import Evidence, answers_stored, id_of, verify
 from ckpt_orm.engines import create, in_memory
 from ckpt_orm.errors import CheckpointError
 from ckpt_orm.models import Checkpoint, CheckpointWrite
@@ -143,14 +143,14 @@ class Story:
         """Start the agent, answer its question, and kill it between two tasks of a superstep."""
         self.title(f"Process 1: agent.invoke({REQUEST!r})")
         with self.process("first") as first:
-            state = self.until(first, lambda state: bool(state.interrupts))
+            state = self.until(first, self.is_asking)
             self.say_ran()
             self.say("asks", state.interrupts[0].value)
             self.say_writes(state.tasks[0])
             self.say_stored()
             self.title("The human approves; SIGKILL while two tools run in parallel")
             answer(first, APPROVED)
-            state = self.until(first, lambda state: ready_to_kill(state) and self.confirming())
+            state = self.until(first, self.is_between)
             first.kill()
         self.seen.exit_code = first.wait()
         self.say("killed", f"process {first.pid}, exit code {self.seen.exit_code}")
@@ -258,9 +258,24 @@ class Story:
             time.sleep(0.02)
         raise Stalled(f"process 1 did not get there in {PATIENCE} seconds")
 
-    def confirming(self) -> bool:
-        """Whether a process waits for the airline, by the journal."""
-        return "first" in self.seen.workers("confirm_seat", "began")
+    def is_asking(self, state: StateSnapshot) -> bool:
+        """Whether the question is stored, and the first process has nothing left to do."""
+        return bool(state.interrupts) and bool(self.seen.workers(WAITING, "began"))
+
+    def is_between(self, state: StateSnapshot) -> bool:
+        """Whether one parallel tool is stored as finished while the other waits for the airline."""
+        tasks = {task.name: task for task in state.tasks}
+        if not {"charge_card", "issue_ticket"} <= tasks.keys():
+            return False
+        inner = tasks["issue_ticket"].state
+        return (
+            tasks["charge_card"].result is not None
+            and isinstance(inner, StateSnapshot)
+            and inner.next == ("confirm_seat",)
+            and bool(self.seen.workers("confirm_seat", "began"))
+            # LangGraph stores the writes of a task in the background, while the next one runs.
+            and answers_stored(self.seen)
+        )
 
     def states(self) -> list[StateSnapshot]:
         """Every checkpoint of the thread, of the root graph and its subgraphs, by id."""
@@ -293,7 +308,7 @@ class Story:
         begun = dict.fromkeys(entry.task for entry in news if entry.task not in done)
         self.say("finished", ", ".join(done))
         if begun:
-            self.say("running", ", ".join(begun))
+            self.say("begun", ", ".join(begun))
 
     def say_answer(self) -> None:
         """The last thing the agent said."""
@@ -322,16 +337,6 @@ def answer(process: subprocess.Popen[str], words: str) -> None:
     stdin = cast(IO[str], process.stdin)
     stdin.write(words + "\n")
     stdin.flush()
-
-
-def ready_to_kill(state: StateSnapshot) -> bool:
-    """Whether one parallel tool is stored as finished, and the other is at its second step."""
-    tasks = {task.name: task for task in state.tasks}
-    if not {"charge_card", "issue_ticket"} <= tasks.keys():
-        return False
-    inner = tasks["issue_ticket"].state
-    at_second_step = isinstance(inner, StateSnapshot) and inner.next == ("confirm_seat",)
-    return at_second_step and tasks["charge_card"].result is not None
 
 
 def step_of(state: StateSnapshot) -> int | None:

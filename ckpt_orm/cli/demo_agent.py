@@ -41,6 +41,7 @@ BUDGET = 600
 FARES = {"TP 571": 410, "night train": 120}
 ROOMS = {"Alfama": 140, "hostel": 40}
 APPROVED = "approve"
+WAITING = "waiting for the human"
 REFUSED = "refused by the human"
 
 
@@ -282,13 +283,15 @@ def heard() -> str:
     return line.strip()
 
 
-def start(agent: Agent, config: RunnableConfig) -> None:
+def start(agent: Agent, config: RunnableConfig, journal: Journal) -> None:
     """What the first process does: run to the interrupt, hear the human, go on."""
     agent.invoke(Trip(messages=[HumanMessage(REQUEST)], budget=BUDGET), config)
-    agent.invoke(Command(resume=heard()), config)
+    with journal.task(WAITING):
+        answer = heard()
+    agent.invoke(Command(resume=answer), config)
 
 
-def resume(agent: Agent, config: RunnableConfig) -> None:
+def resume(agent: Agent, config: RunnableConfig, journal: Journal) -> None:
     """What the second process does, which knows the thread's id and nothing else."""
     asyncio.run(agent.ainvoke(None, config))
 
@@ -296,9 +299,9 @@ def resume(agent: Agent, config: RunnableConfig) -> None:
 def main(worker: str, thread: str, journal: str) -> None:
     """Run the agent as the worker named "first" or "second"."""
     with tracing_context(enabled=False), SQLAlchemySaver.from_url(os.environ[URL]) as saver:
-        agent = build(saver, Journal(Path(journal), worker))
+        log = Journal(Path(journal), worker)
         work = {"first": start, "second": resume}[worker]
-        work(agent, config_of(thread, worker))
+        work(build(saver, log), config_of(thread, worker), log)
 
 
 if __name__ == "__main__":

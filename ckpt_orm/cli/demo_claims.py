@@ -129,32 +129,37 @@ def subgraph_went_on(seen: Evidence) -> bool:
 
 
 def asked_first(seen: Evidence) -> bool:
-    """Question and answer are rows of one task; in the journal the approval precedes the charge."""
+    """Questions and answers are stored, and in the journal the approval precedes the charge."""
+    events = [(entry.task, entry.event) for entry in seen.booking()]
+    approved, charged = ("approval", "done"), ("charge_card", "began")
+    if not {approved, charged} <= set(events):
+        return False
+    return answers_stored(seen) and events.index(approved) < events.index(charged)
+
+
+def answers_stored(seen: Evidence) -> bool:
+    """Every task with a row for its question has one for the answer, and there is one at least."""
     tasks = select(CheckpointWrite.task_id).where(CheckpointWrite.thread_id == seen.thread)
     with Session(seen.engine) as session:
         asked = session.scalars(tasks.where(CheckpointWrite.channel == "__interrupt__")).all()
         heard = session.scalars(tasks.where(CheckpointWrite.channel == "__resume__")).all()
-    events = [(entry.task, entry.event) for entry in seen.booking()]
-    approved, charged = ("approval", "done"), ("charge_card", "began")
-    if not {approved, charged} <= set(events) or not asked:
-        return False
-    return set(asked) <= set(heard) and events.index(approved) < events.index(charged)
+    return bool(asked) and set(asked) <= set(heard)
 
 
 def one_chain(seen: Evidence) -> bool:
-    """From the last checkpoint, parents lead through both processes to one without a parent."""
+    """From the last checkpoint, parents lead through both processes to the input."""
     if seen.booked is None:
         return False
     chain = seen.chain(id_of(seen.booked))
     writers = [who for who, _ in groupby(row.metadata_["worker"] for row in chain)]
-    return writers == ["second", "first"] and chain[-1].parent_checkpoint_id is None
+    return writers == ["second", "first"] and chain[-1].metadata_["source"] == "input"
 
 
 def each_call_answered(seen: Evidence) -> bool:
     """The ids of the tool calls and of the tools' answers are the same list."""
     if seen.booked is None:
         return False
-    messages = seen.agent.get_state(seen.booked.config).values["messages"]
+    messages = seen.agent.get_state(seen.booked.config).values.get("messages", [])
     calls = [c["id"] for m in messages if isinstance(m, AIMessage) for c in m.tool_calls]
     return bool(calls) and calls == [m.tool_call_id for m in messages if isinstance(m, ToolMessage)]
 
