@@ -265,7 +265,8 @@ class SQLAlchemySaver(BaseCheckpointSaver[str]):
         before: RunnableConfig | None,
     ) -> Selection:
         metadata = Codec(self.serde).encode_filter(filter) if filter else None
-        bound = get_checkpoint_id(before) if before else None
+        before_id = get_checkpoint_id(before) if before else None
+        bound = str(before_id) if before_id else None
         check_key(bound)
         if config is None:
             return Selection(before=bound, filter=metadata)
