@@ -54,10 +54,10 @@ def execute(url: URL, *statements: str) -> None:
 
 
 @contextmanager
-def postgres_database(server: URL, template: str = "template0") -> Iterator[URL]:
+def postgres_database(server: URL, template: str = "template0", options: str = "") -> Iterator[URL]:
     """The URL of a new database, dropped at the end with whatever is still connected to it."""
     name = f"ckpt_orm_test_{os.getpid()}_{next(_NUMBERS)}"
-    execute(server, f'CREATE DATABASE "{name}" TEMPLATE "{template}"')
+    execute(server, f'CREATE DATABASE "{name}" TEMPLATE "{template}" {options}')
     try:
         yield server.set(database=name)
     finally:
