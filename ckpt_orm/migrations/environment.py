@@ -24,7 +24,7 @@ from sqlalchemy.schema import CreateSchema
 
 from ckpt_orm.migrations import connect
 from ckpt_orm.migrations.filters import theirs
-from ckpt_orm.migrations.locks import exclusively
+from ckpt_orm.migrations.locks import LOCK_TIMEOUT, exclusively
 from ckpt_orm.migrations.place import Place, quoted
 from ckpt_orm.migrations.script import DELETE, OPTION
 from ckpt_orm.migrations.state import REVISIONS
@@ -80,8 +80,10 @@ def _print(context: EnvironmentContext) -> None:
         dialect_opts={"paramstyle": "named"},
     )
     with context.begin_transaction():
-        if place.schema and dialect == "postgresql":
-            context.execute(f"CREATE SCHEMA IF NOT EXISTS {quoted(place.schema)}")
+        if dialect == "postgresql":
+            context.execute(f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT}'")
+            if place.schema:
+                context.execute(f"CREATE SCHEMA IF NOT EXISTS {quoted(place.schema)}")
         context.run_migrations()
 
 

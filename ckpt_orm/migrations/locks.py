@@ -6,7 +6,7 @@ where there is one, else one of our own that ends with the block; SQLite's drive
 DDL and an engine in AUTOCOMMIT none at all, so there BEGIN is said in words. And no other process
 changes these tables: on Postgres by an advisory lock that ends with the transaction (a lock of the
 session would outlive its owner behind a pooler, and one that waits would deadlock with a concurrent
-index build), on SQLite by BEGIN IMMEDIATE.
+index build), on SQLite by BEGIN IMMEDIATE. Only what cannot run in a transaction interrupts it.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 from sqlalchemy import Connection, text
@@ -29,12 +30,15 @@ PATIENCE = 60.0
 LOCK_TIMEOUT = "10s"
 
 _PAUSE = 0.05
+_READ_COMMITTED = "read committed"
 _PROCESS = threading.Lock()
+_OWN: ContextVar[Connection | None] = ContextVar("ckpt_orm_own", default=None)
 
-_TRY_LOCK = text(
-    "SELECT pg_try_advisory_xact_lock("
-    "hashtextextended('ckpt_orm ' || coalesce(:schema, current_schema(), ''), 0))"
-)
+# Of a whole schema, whatever the prefix, since an upgrade may have to create the schema itself.
+_KEY = "hashtextextended('ckpt_orm ' || coalesce(:schema, current_schema(), ''), 0)"
+_TRY_LOCK = text(f"SELECT pg_try_advisory_xact_lock({_KEY})")
+_HOLD = text(f"SELECT pg_try_advisory_lock({_KEY})")
+_LET_GO = text(f"SELECT pg_advisory_unlock({_KEY})")
 _LOCK_TIMEOUT = text(
     "SELECT set_config('lock_timeout', :patience, true) WHERE current_setting('lock_timeout') = '0'"
 )
@@ -64,8 +68,50 @@ def transaction(connection: Connection) -> Iterator[None]:
         with begin(connection, False):
             yield
         return
-    with connection.begin(), begin(connection, True):
+    token = _OWN.set(connection)
+    connection.begin()
+    try:
+        with begin(connection, True):
+            yield
+    except BaseException:
+        connection.rollback()
+        raise
+    finally:
+        _OWN.reset(token)
+    connection.commit()
+
+
+def may_interrupt(connection: Connection) -> bool:
+    """Whether the transaction is ours, so that `interrupted` may commit it."""
+    return _OWN.get() is connection
+
+
+@contextmanager
+def interrupted(connection: Connection, place: Place) -> Iterator[None]:
+    """Commit, run the block outside of any transaction, begin another; hold the tables meanwhile.
+
+    The lock of the transaction is handed to the session for that long, and back. This needs the
+    same session throughout, so no pooler that gives each transaction another one.
+    """
+    schema = {"schema": place.schema}
+    connection.execute(_HOLD, schema)
+    spoken = _is_autocommit(connection)
+    level = connection.get_isolation_level()
+    if spoken:
+        connection.exec_driver_sql("COMMIT")
+    connection.commit()
+    connection.execution_options(isolation_level="AUTOCOMMIT")
+    try:
         yield
+    finally:
+        connection.rollback()
+        connection.execution_options(isolation_level="AUTOCOMMIT" if spoken else level)
+        connection.begin()
+        if spoken:
+            connection.exec_driver_sql("BEGIN")
+        connection.execute(_TRY_LOCK, schema)
+        connection.execute(_LET_GO, schema)
+        connection.execute(_LOCK_TIMEOUT, {"patience": LOCK_TIMEOUT})
 
 
 @contextmanager
@@ -74,16 +120,14 @@ def _postgres(connection: Connection, own: bool) -> Iterator[None]:
 
     A snapshot that is older than the lock would hide what the lock's last holder did.
     """
-    if connection.connection.dbapi_connection.autocommit:  # type: ignore[union-attr]
-        with _spoken(connection, "BEGIN ISOLATION LEVEL READ COMMITTED"):
+    if _is_autocommit(connection):
+        connection.exec_driver_sql("BEGIN ISOLATION LEVEL READ COMMITTED")
+        with _ended(connection):
             yield
         return
     if own and connection.exec_driver_sql("SHOW transaction_isolation").scalar() != _READ_COMMITTED:
         connection.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
     yield
-
-
-_READ_COMMITTED = "read committed"
 
 
 @contextmanager
@@ -119,11 +163,10 @@ def _begun(connection: Connection) -> bool:
     return True
 
 
-@contextmanager
-def _spoken(connection: Connection, begin: str) -> Iterator[None]:
-    connection.exec_driver_sql(begin)
-    with _ended(connection):
-        yield
+def _is_autocommit(connection: Connection) -> bool:
+    """Whether a driver of Postgres commits each statement, on whoever's request."""
+    driver: Any = connection.connection.dbapi_connection
+    return bool(driver.autocommit)
 
 
 @contextmanager

@@ -138,10 +138,10 @@ def _walk(
     """Run the functions of the revisions between where the tables are and `to`."""
     from alembic import op
 
-    from ckpt_orm.migrations.script import placed
+    from ckpt_orm.migrations.script import online, placed
 
     context = op.get_context()
-    place = Place.on(context.connection, place.schema, place.prefix)
+    place = Place.on(online(), place.schema, place.prefix)
     start, end = _index(_position(context, since, unknown, place)), _index(to)
     functions = [
         *((revision, "upgrade") for revision in REVISIONS[start:end]),

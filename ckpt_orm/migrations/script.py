@@ -17,6 +17,7 @@ from sqlalchemy import Connection, inspect, text
 
 from ckpt_orm.errors import DataWouldBeLost
 from ckpt_orm.migrations import adopt
+from ckpt_orm.migrations.locks import interrupted, may_interrupt
 from ckpt_orm.migrations.place import OFFICIAL_VERSION_TABLE, Place, quoted
 from ckpt_orm.migrations.state import escaped
 
@@ -112,6 +113,36 @@ def record(revision: str | None) -> None:
         op.execute(text(escaped(statement)))
 
 
+def create_index(name: str, table: str, columns: str) -> None:
+    """Create an index on one of our tables, whatever is left of an attempt that was broken off.
+
+    On Postgres a table with rows is indexed concurrently, for which the transaction is interrupted;
+    an empty one, and one inside a caller's transaction, as part of it. An index of this name that
+    an operator has built in advance is taken as it is.
+    """
+    place, connection = here(), online()
+    index = quoted(place.name(name))
+    create = f"IF NOT EXISTS {index} ON {{{table}}} ({columns})"
+    if dialect() != "postgresql":
+        qualified = place.qualified(place.name(name))
+        run(f"CREATE INDEX IF NOT EXISTS {qualified} ON {quoted(place.name(table))} ({columns})")
+        return
+    found = f"to_regclass($name${place.qualified(place.name(name))}$name$)"
+    broken = f"SELECT FROM pg_index WHERE indexrelid = {found} AND NOT indisvalid"
+    drop = f"EXECUTE 'DROP INDEX ' || {found}"
+    run(f"DO $$ BEGIN IF EXISTS ({broken}) THEN {drop}; END IF; END $$")
+    if connection is None or not may_interrupt(connection) or not _has_rows(connection, table):
+        run(f"CREATE INDEX {create}")
+        return
+    with interrupted(connection, place):
+        run(f"CREATE INDEX CONCURRENTLY {create}")
+
+
+def _has_rows(connection: Connection, table: str) -> bool:
+    asked = f"SELECT EXISTS (SELECT 1 FROM {here().sql(table)})"
+    return bool(connection.scalar(text(escaped(asked))))
+
+
 def refuse_loss(*tables: str) -> None:
     """Stop before rows are deleted that nobody asked to delete.
 
@@ -124,9 +155,9 @@ def refuse_loss(*tables: str) -> None:
     given = getattr(context.config and context.config.cmd_opts, "x", None) or []
     if "delete-data=yes" in given:
         return
-    for table in (here().sql(name) for name in tables):
-        if connection.scalar(text(escaped(f"SELECT 1 FROM {table} LIMIT 1"))):
-            raise DataWouldBeLost(table.replace('"', ""))
+    for table in tables:
+        if _has_rows(connection, table):
+            raise DataWouldBeLost(here().sql(table).replace('"', ""))
 
 
 def is_official() -> bool:
