@@ -4,6 +4,7 @@ What is public is named here. To read the code, follow a call:
 
     saver        the one class: every public method is encode, run, decode
     codec        MEANING: configs and checkpoints become rows, rows become CheckpointTuples
+    rows         what travels between the codec and the operations
     documents    what JSON can hold, and the one rule for what it cannot
     runners      HOW: in either colour, retried as a whole, errors told in our words
     engines      WHERE: the engines of an application, and those made from a URL

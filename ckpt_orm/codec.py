@@ -17,7 +17,7 @@ after it is back.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import (
@@ -37,181 +37,20 @@ from xxhash import xxh3_128_digest
 
 from ckpt_orm import documents
 from ckpt_orm.errors import CorruptCheckpoint, InvalidConfig
-
-#: The tag of a blob that says "this version of the channel holds no value".
-EMPTY = "empty"
-
-#: What a primary key may measure in bytes of UTF-8, all columns together. An index entry of
-#: Postgres ends at 2,704 bytes; the rest is for its headers.
-MAX_KEY_BYTES = 2_600
-
-#: The format version from which pending sends are no longer kept with the parent.
-SENDS_WITH_CHECKPOINT = 4
-
-
-class Key(NamedTuple):
-    """Which checkpoint is meant; `checkpoint_id` None is the latest one."""
-
-    thread_id: str
-    checkpoint_ns: str
-    checkpoint_id: str | None
-
-    def config(self, checkpoint_id: str | None = None) -> RunnableConfig:
-        """The three plain keys that LangGraph merges into a run's config."""
-        return {
-            "configurable": {
-                "thread_id": self.thread_id,
-                "checkpoint_ns": self.checkpoint_ns,
-                "checkpoint_id": checkpoint_id or self.checkpoint_id,
-            }
-        }
-
-
-class Blob(NamedTuple):
-    """A row of checkpoint_blobs without its thread and namespace."""
-
-    channel: str
-    version: str
-    type: str
-    blob: bytes | None
-    digest: bytes | None
-
-
-class Write(NamedTuple):
-    """A row of checkpoint_writes without its checkpoint and task."""
-
-    idx: int
-    channel: str
-    type: str
-    blob: bytes
-
-
-class PutRows(NamedTuple):
-    """What `put` stores."""
-
-    key: Key
-    parent_checkpoint_id: str | None
-    checkpoint: str
-    metadata: str
-    blobs: list[Blob]
-
-
-class WriteRows(NamedTuple):
-    """What `put_writes` stores."""
-
-    key: Key
-    task_id: str
-    task_path: str
-    writes: list[Write]
-
-
-class FoundWrite(NamedTuple):
-    """A row of checkpoint_writes as it is read."""
-
-    task_path: str
-    task_id: str
-    idx: int
-    channel: str
-    type: str | None
-    blob: bytes
-
-
-class Found(NamedTuple):
-    """A checkpoint as it is read, with the blobs its versions name and its writes.
-
-    `sends` are the writes to `__pregel_tasks` kept under the parent, for formats before v4.
-    """
-
-    key: Key
-    parent_checkpoint_id: str | None
-    checkpoint: str
-    metadata: str
-    blobs: Mapping[tuple[str, str], Blob]
-    writes: Sequence[FoundWrite]
-    sends: Sequence[FoundWrite]
-
-
-def key_of(config: RunnableConfig) -> Key:
-    """The checkpoint a config names, its ids coerced to `str`.
-
-    Raises:
-        InvalidConfig: without a thread_id, or with an id that no key column can hold.
-    """
-    configurable = config.get("configurable") or {}
-    thread_id = configurable.get("thread_id")
-    if thread_id is None:
-        raise InvalidConfig(
-            "config['configurable']['thread_id'] is missing: name the thread to load or to save"
-        )
-    checkpoint_id = configurable.get("checkpoint_id")
-    key = Key(
-        str(thread_id),
-        str(configurable.get("checkpoint_ns") or ""),
-        str(checkpoint_id) if checkpoint_id else None,
-    )
-    check_key(*key)
-    return key
-
-
-def check_key(*columns: str | None) -> None:
-    """Refuse what a primary key cannot hold, on either dialect.
-
-    Raises:
-        InvalidConfig: for a NUL, a lone surrogate, or more than `MAX_KEY_BYTES`.
-    """
-    size = 0
-    for column in columns:
-        if column is None:
-            continue
-        if not documents.fits_text(column):
-            raise InvalidConfig(
-                "an id, namespace, channel or version contains a NUL or a lone surrogate, which "
-                "Postgres cannot store: remove it"
-            )
-        size += len(column) if column.isascii() else len(column.encode())
-    if size > MAX_KEY_BYTES:
-        raise InvalidConfig(
-            f"the ids of one row measure {size} bytes together, more than the {MAX_KEY_BYTES} that "
-            "an index entry can hold: use a shorter thread_id, node or channel name"
-        )
-
-
-def version_key(version: str | int | float) -> str:
-    """The text by which a channel version names its blob: what both databases make of its JSON.
-
-    Raises:
-        InvalidConfig: for a number whose text the databases do not agree on.
-    """
-    if isinstance(version, str):
-        return version
-    text = str(version)
-    exact = (
-        -(2**63) <= version < 2**63
-        if type(version) is int
-        else type(version) is float
-        and documents.fits_float(version)
-        and float(f"{version:.15g}") == version
-    )
-    if not exact:
-        raise InvalidConfig(
-            f"{text[:40]} cannot be a channel version: use a string as get_next_version() returns, "
-            "a 64-bit int, or a float of at most 15 digits"
-        )
-    return text
-
-
-def check_channels(key: Key, checkpoint: Checkpoint, new_versions: ChannelVersions) -> None:
-    """Refuse a channel or version that the row of a blob could not be keyed by.
-
-    Raises:
-        InvalidConfig: as `check_key` and `version_key` do, and for the one reserved name.
-    """
-    without_version: ChannelVersions = dict.fromkeys(checkpoint["channel_values"], "")
-    every = {**without_version, **checkpoint["channel_versions"], **new_versions}
-    if documents.PACKED in every:
-        raise InvalidConfig(f"a channel cannot be named {documents.PACKED!r}: rename it")
-    for channel, version in every.items():
-        check_key(key.thread_id, key.checkpoint_ns, channel, version_key(version))
+from ckpt_orm.rows import (
+    EMPTY,
+    Blob,
+    Found,
+    FoundWrite,
+    Key,
+    PutRows,
+    Write,
+    WriteRows,
+    check_channels,
+    check_key,
+    key_of,
+    version_key,
+)
 
 
 class Codec:

@@ -17,8 +17,9 @@ from langgraph.checkpoint.base import DeltaChannelHistory
 from sqlalchemy import Connection
 
 from ckpt_orm import documents
-from ckpt_orm.codec import Blob, Codec, FoundWrite, Key
+from ckpt_orm.codec import Codec
 from ckpt_orm.operations import reads
+from ckpt_orm.rows import Blob, FoundWrite, Key
 from ckpt_orm.statements import Statements
 
 

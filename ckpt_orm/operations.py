@@ -17,7 +17,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 from sqlalchemy import Connection, Row
 
 from ckpt_orm import documents
-from ckpt_orm.codec import Blob, Found, FoundWrite, Key, PutRows, WriteRows
+from ckpt_orm.rows import Blob, Found, FoundWrite, Key, PutRows, WriteRows
 from ckpt_orm.statements import Page, Statements
 
 P = ParamSpec("P")

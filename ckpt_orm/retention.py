@@ -21,9 +21,9 @@ from typing import Any, NamedTuple
 from sqlalchemy import Connection
 
 from ckpt_orm import documents
-from ckpt_orm.codec import SENDS_WITH_CHECKPOINT
 from ckpt_orm.errors import InvalidConfig
 from ckpt_orm.operations import Operation, changes, delete_thread
+from ckpt_orm.rows import SENDS_WITH_CHECKPOINT
 from ckpt_orm.statements import Statements
 
 #: The metadata entry in which LangGraph counts, per DeltaChannel, the steps since its last value.

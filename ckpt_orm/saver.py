@@ -28,11 +28,12 @@ from langgraph.checkpoint.serde.base import SerializerProtocol
 from sqlalchemy import URL, Engine
 
 from ckpt_orm import history, operations, retention
-from ckpt_orm.codec import Codec, Key, check_key, key_of
+from ckpt_orm.codec import Codec
 from ckpt_orm.engines import GivenEngine, LoopEngines, create
 from ckpt_orm.errors import InvalidConfig, WrongEngine
 from ckpt_orm.models import Models, declare
 from ckpt_orm.operations import Selection
+from ckpt_orm.rows import Key, check_key, key_of
 from ckpt_orm.runners import Runner
 
 if TYPE_CHECKING:

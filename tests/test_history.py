@@ -19,7 +19,7 @@ from langgraph.checkpoint.serde.types import _DeltaSnapshot
 from sqlalchemy import URL, Engine, create_engine, event, insert, update
 
 from ckpt_orm import Checkpoint, CheckpointWrite, history
-from ckpt_orm.codec import Key
+from ckpt_orm.rows import Key
 
 #: What a step that wrote a DeltaChannel puts: its new version, no value.
 NO_VALUE: dict[str, Any] = {}

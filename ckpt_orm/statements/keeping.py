@@ -19,7 +19,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.sql.base import Executable
 
-from ckpt_orm.codec import EMPTY
+from ckpt_orm.rows import EMPTY
 from ckpt_orm.statements.dialects import constant, param
 from ckpt_orm.statements.reading import found, key_columns
 from ckpt_orm.statements.walking import Walking

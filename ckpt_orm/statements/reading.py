@@ -31,8 +31,8 @@ from sqlalchemy.sql.base import Executable
 from sqlalchemy.sql.selectable import CTE
 from sqlalchemy.types import TypeEngine
 
-from ckpt_orm.codec import SENDS_WITH_CHECKPOINT
 from ckpt_orm.models import Models
+from ckpt_orm.rows import SENDS_WITH_CHECKPOINT
 from ckpt_orm.statements.dialects import Column, Dialect, constant, param
 
 #: The columns of a reading, with the type of the NULL that stands where one is not used.

@@ -20,7 +20,7 @@ from sqlalchemy import (
 from sqlalchemy.sql.base import Executable
 from sqlalchemy.sql.selectable import CTE
 
-from ckpt_orm.codec import EMPTY
+from ckpt_orm.rows import EMPTY
 from ckpt_orm.statements.dialects import Column, constant, param
 from ckpt_orm.statements.reading import Reading, found
 
