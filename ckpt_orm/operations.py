@@ -161,7 +161,8 @@ def _rows(
         row |= {"start": start, "size": None if payload is None else len(payload)}
         parts += (payload or b"", digest or b"")
         start += len(parts[-2]) + len(parts[-1])
-    return {"rows": documents.encode(cells), "payload": b"".join(parts)}
+    # Never empty: to SQLite, a part of an empty byte string is NULL.
+    return {"rows": documents.encode(cells), "payload": b"".join(parts) or b"\x00"}
 
 
 def _assemble(rows: Sequence[Row[Any]]) -> list[Found]:
