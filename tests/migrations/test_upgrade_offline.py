@@ -49,14 +49,24 @@ def psql(url: URL, sql: str) -> None:
 
 def dump(url: URL) -> list[str]:
     """The schema as pg_dump has it, without the lines that are different each time."""
-    options = ["--schema-only", "--no-owner"]
+    return pg_dump(url, "--schema-only").splitlines()
+
+
+def dump_with_rows(url: URL) -> str:
+    """The schema and the rows, without what only this version of pg_dump says."""
+    return pg_dump(url, "--inserts")
+
+
+def pg_dump(url: URL, *options: str) -> str:
     done = subprocess.run(
-        [BIN / "pg_dump", *options, connection_string(url)],
+        [BIN / "pg_dump", "--no-owner", *options, connection_string(url)],
         capture_output=True,
         text=True,
         check=True,
     )
-    return [line for line in done.stdout.splitlines() if "restrict" not in line]
+    changing = ("\\restrict", "\\unrestrict", "--", "SET ", "SELECT pg_catalog.set_config")
+    kept = [line for line in done.stdout.splitlines() if line and not line.startswith(changing)]
+    return "\n".join(kept) + "\n"
 
 
 @pytest.fixture

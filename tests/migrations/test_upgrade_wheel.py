@@ -35,7 +35,7 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("clean")
     subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
     python = folder / "bin" / "python"
-    pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    pip = [python, "-m", "pip", "install", "--quiet", "--no-compile"]
     subprocess.run([*pip, f"{wheel}[postgres]"], check=True, cwd=folder)
     return python
 
