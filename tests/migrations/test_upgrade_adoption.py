@@ -13,7 +13,7 @@ from langgraph.checkpoint.sqlite import SqliteSaver
 from migration_helpers import MakeEngine, columns, execute, tables
 from sqlalchemy import URL, Engine, inspect, text
 
-from ckpt_orm import migrations
+from ckpt_orm import SQLAlchemySaver, migrations
 from ckpt_orm.errors import ForeignTable
 from ckpt_orm.migrations import HEAD
 from ckpt_orm.migrations.compare import differences
@@ -117,6 +117,23 @@ def test_the_official_saver_without_its_version_table(
     official.setup()
     assert official.get_tuple(CONFIG) is not None
     assert_works(official)
+
+
+def test_a_thread_goes_from_saver_to_saver(
+    official: PostgresSaver, postgres_url: URL, make_engine: MakeEngine
+) -> None:
+    official.setup()
+    put(official)
+    before = official.get_tuple(CONFIG)
+    ours = SQLAlchemySaver(make_engine(postgres_url))
+    ours.setup()
+    assert ours.get_tuple(CONFIG) == before
+    put(ours)
+    assert official.get_tuple(CONFIG) == ours.get_tuple(CONFIG) != before
+    put(official)
+    newest, *older = ours.list(CONFIG)
+    assert newest == official.get_tuple(CONFIG)
+    assert older[-1] == before
 
 
 def test_the_official_saver_in_a_schema(postgres_url: URL, make_engine: MakeEngine) -> None:

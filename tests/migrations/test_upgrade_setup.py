@@ -13,7 +13,7 @@ from sqlalchemy import URL, Engine, event, inspect, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
-from ckpt_orm import migrations
+from ckpt_orm import SQLAlchemySaver, migrations
 from ckpt_orm.errors import ForeignTable, SchemaLocked, SchemaNotReady
 from ckpt_orm.migrations import HEAD, REVISIONS, locks
 from ckpt_orm.migrations.place import TABLES, VERSION_TABLE
@@ -236,6 +236,7 @@ def test_a_role_with_dml_rights_only(postgres_url: URL, make_engine: MakeEngine)
         migrations.setup_engine(owner, schema="agents")
         execute(owner, *migrations.grants(role, schema="agents"))
         migrations.setup_engine(app, schema="agents")
+        SQLAlchemySaver(app, schema="agents").setup()
         with app.connect() as connection:
             migrations.check(connection, schema="agents")
         execute(app, "DELETE FROM agents.checkpoint_blobs")
