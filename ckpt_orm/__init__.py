@@ -10,6 +10,7 @@ What is public is named here. To read the code, follow a call:
     engines      WHERE: the engines of an application, and those made from a URL
     operations   EXECUTE: functions of a connection, written once for both colours
     statements   PLAN: every SQL statement, each built once
+    lanes        Core, or the short way to the driver
     history, retention    DeltaChannel walks; deleting and copying by rule
     models       the tables, as declarative models
     migrations   the revisions that create and change them

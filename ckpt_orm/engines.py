@@ -30,9 +30,6 @@ BUSY_TIMEOUT = 10_000
 #: The execution option of an engine whose connections are in AUTOCOMMIT from the start.
 AUTOCOMMITS = "ckpt_orm_autocommits"
 
-#: psycopg's number of the binary format, as the protocol has it.
-BINARY = 1
-
 #: What a new connection is given, by driver.
 CONNECT_ARGS: dict[str, dict[str, Any]] = {
     "psycopg": {"connect_timeout": CONNECT_TIMEOUT},
@@ -117,17 +114,6 @@ class Views:
         options = {} if engine.get_execution_options().get(AUTOCOMMITS) else dialect.single
         self.single = engine.execution_options(**options)
         self.several = engine.execution_options(**dialect.several)
-        if engine.dialect.driver in ("psycopg", "psycopg_async"):
-            event.listen(
-                getattr(self.single, "sync_engine", self.single),
-                "before_cursor_execute",
-                _ask_for_binary,
-            )
-
-
-def _ask_for_binary(conn: Any, cursor: Any, *rest: object) -> None:
-    # psycopg asks for results as text unless told otherwise, which for bytes is twice the size.
-    getattr(cursor, "_cursor", cursor).format = BINARY
 
 
 class LoopEngines:

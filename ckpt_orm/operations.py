@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
-from sqlalchemy import Connection, Row
+from sqlalchemy import Connection
 
-from ckpt_orm import documents
+from ckpt_orm import documents, lanes
 from ckpt_orm.rows import Blob, Found, FoundWrite, Key, PutRows, WriteRows
 from ckpt_orm.statements import Page, Statements
 
@@ -99,10 +99,10 @@ def fetch(conn: Connection, st: Statements, key: Key) -> Found | None:
     params = key._asdict()
     if key.checkpoint_id is None:
         del params["checkpoint_id"]
-        rows = conn.execute(st.LATEST, params)
+        rows = lanes.execute(conn, st, st.LATEST, params)
     else:
-        rows = conn.execute(st.AT, params)
-    return next(iter(_assemble(rows.all())), None)
+        rows = lanes.execute(conn, st, st.AT, params)
+    return next(iter(_assemble(rows)), None)
 
 
 @reads
@@ -113,7 +113,7 @@ def page(
     if selection.filter is not None:
         st.dialect.prepare_contains(conn)
     statement = st.page(selection.shape(after))
-    return _assemble(conn.execute(statement, selection.params(after, limit)).all())
+    return _assemble(lanes.execute(conn, st, statement, selection.params(after, limit)))
 
 
 @writes
@@ -130,7 +130,7 @@ def put(conn: Connection, st: Statements, rows: PutRows) -> None:
         cells = [{"channel": b.channel, "version": b.version, "type": b.type} for b in blobs]
         params |= _rows(cells, [(b.blob, b.digest) for b in blobs])
     for statement in st.PUT if blobs else (st.CHECKPOINT,):
-        conn.execute(statement, params)
+        lanes.execute(conn, st, statement, params)
 
 
 @writes
@@ -138,14 +138,15 @@ def put_writes(conn: Connection, st: Statements, rows: WriteRows) -> None:
     """Store the writes of a task."""
     cells = [{"idx": w.idx, "channel": w.channel, "type": w.type} for w in rows.writes]
     params = {**rows.key._asdict(), "task_id": rows.task_id, "task_path": rows.task_path}
-    conn.execute(st.WRITES, params | _rows(cells, [(w.blob, None) for w in rows.writes]))
+    params |= _rows(cells, [(w.blob, None) for w in rows.writes])
+    lanes.execute(conn, st, st.WRITES, params)
 
 
 @writes
 def delete_thread(conn: Connection, st: Statements, thread_id: str) -> None:
     """Remove all rows of a thread, in every namespace."""
     for statement in st.DELETE_THREAD:
-        conn.execute(statement, {"thread_id": thread_id})
+        lanes.execute(conn, st, statement, {"thread_id": thread_id})
 
 
 def _rows(
@@ -165,7 +166,7 @@ def _rows(
     return {"rows": documents.encode(cells), "payload": b"".join(parts) or b"\x00"}
 
 
-def _assemble(rows: Sequence[Row[Any]]) -> list[Found]:
+def _assemble(rows: Sequence[Any]) -> list[Found]:
     """The checkpoints among the rows of a reading, newest first, each with what belongs to it."""
     blobs: dict[tuple[str, str], dict[tuple[str, str], Blob]] = defaultdict(dict)
     writes: dict[Key, list[FoundWrite]] = defaultdict(list)
@@ -173,9 +174,8 @@ def _assemble(rows: Sequence[Row[Any]]) -> list[Found]:
     found: list[tuple[Key, str | None, str, str]] = []
     # Unpacked in the order of FOUND: a name would be looked up for each cell of each row.
     for row in rows:
-        cells: Any = row
-        kind, thread, ns, checkpoint_id, parent, channel, version, path, task, idx = cells[:10]
-        type_, blob, digest, checkpoint, metadata = cells[10:]
+        kind, thread, ns, checkpoint_id, parent, channel, version, path, task, idx = row[:10]
+        type_, blob, digest, checkpoint, metadata = row[10:]
         if kind == "blob":
             blobs[thread, ns][channel, version] = Blob(channel, version, type_, blob, digest)
             continue

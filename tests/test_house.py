@@ -20,6 +20,7 @@ FLOORS = [
     {"rows", "migrations"},
     {"codec"},
     {"statements"},
+    {"lanes"},
     {"operations", "engines"},
     {"history", "retention", "runners"},
     {"saver"},

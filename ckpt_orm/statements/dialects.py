@@ -61,6 +61,7 @@ class Dialect:
         prepare_contains: makes `contains` available on a connection.
         single: the options of a connection that runs a single statement.
         several: the options of one that runs a transaction.
+        forgives: whether a failed statement leaves its transaction usable.
         begin: what opens a transaction that will write, None where BEGIN itself does.
     """
 
@@ -84,6 +85,7 @@ class Dialect:
     prepare_contains: Callable[[Connection], None]
     single: dict[str, Any]
     several: dict[str, Any]
+    forgives: bool
     begin: str | None
 
 
@@ -145,6 +147,7 @@ POSTGRES = Dialect(
     prepare_contains=lambda connection: None,
     single={"isolation_level": "AUTOCOMMIT"},
     several={"isolation_level": "READ COMMITTED"},
+    forgives=False,
     begin=None,
 )
 
@@ -189,6 +192,7 @@ SQLITE = Dialect(
     prepare_contains=_register_contains,
     single={},
     several={},
+    forgives=True,
     # A transaction that reads first and then writes would fail at once when another one has
     # written in between; one that says so at the start waits its turn.
     begin="BEGIN IMMEDIATE",

@@ -1,0 +1,101 @@
+"""Two lanes for a constant statement: Core's, and a short one straight to the driver's cursor.
+
+A statement of ours takes plain strings, numbers and bytes and returns them, so all that Core does
+for it each time (a context, a result, the types of each column) changes nothing. It costs more than
+the statement itself: 60 µs of 130 on SQLite, 160 of 290 on Postgres. The short lane compiles once
+per dialect and executes the text.
+
+It is left to Core whatever an application may want to see or change: events on the engine, logging,
+`schema_translate_map`, drivers that were not measured. And every error: what fails in the short lane
+is executed again by Core, which tells it, and the pool, as it tells any other. That is why a
+transaction that a failed statement would spoil does not use it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from sqlalchemy import Connection
+from sqlalchemy import Dialect as Engineer
+from sqlalchemy.sql.base import Executable
+
+from ckpt_orm.statements import Statements
+
+#: Drivers whose rows need no processing: text is str, bytes are bytes.
+DRIVERS = {"pysqlite", "aiosqlite", "psycopg", "psycopg_async"}
+
+#: What an application can listen to when a statement is executed.
+EVENTS = ("before_execute", "after_execute", "before_cursor_execute", "after_cursor_execute")
+
+#: psycopg's number of the binary format: as text, which is its default, bytes take twice the room.
+BINARY = 1
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A statement's text, and where its parameters go."""
+
+    text: str
+    names: Sequence[str] | None
+    fixed: Mapping[str, Any]
+    returns_rows: bool
+
+    def parameters(self, given: Mapping[str, Any]) -> Any:
+        """The parameters in the style of the driver."""
+        values = {**self.fixed, **given}
+        return values if self.names is None else [values[name] for name in self.names]
+
+
+_COMPILED: WeakKeyDictionary[Engineer, dict[Executable, Compiled]] = WeakKeyDictionary()
+
+
+def execute(
+    conn: Connection, st: Statements, statement: Executable, params: Mapping[str, Any]
+) -> Sequence[Any]:
+    """Execute a constant; the rows it returns, as tuples."""
+    if _is_clear(conn, st):
+        try:
+            return _execute_directly(conn, statement, params)
+        except conn.dialect.loaded_dbapi.Error:
+            pass
+    result = conn.execute(statement, params)
+    return result.all() if result.returns_rows else ()
+
+
+def _is_clear(conn: Connection, st: Statements) -> bool:
+    """Whether nobody would notice."""
+    return (
+        conn.dialect.driver in DRIVERS
+        and (st.dialect.forgives or not conn.in_transaction())
+        and not any(getattr(conn.dispatch, name) for name in EVENTS)
+        and "schema_translate_map" not in conn.get_execution_options()
+        and not getattr(conn, "_echo", True)
+        and not getattr(conn.dialect, "_has_events", True)
+    )
+
+
+def _execute_directly(
+    conn: Connection, statement: Executable, params: Mapping[str, Any]
+) -> Sequence[Any]:
+    compiled = _compiled(conn.dialect, statement)
+    cursor: Any = conn.connection.cursor()
+    try:
+        if conn.dialect.name == "postgresql":
+            getattr(cursor, "_cursor", cursor).format = BINARY
+        cursor.execute(compiled.text, compiled.parameters(params))
+        return cursor.fetchall() if compiled.returns_rows else ()
+    finally:
+        cursor.close()
+
+
+def _compiled(dialect: Engineer, statement: Executable) -> Compiled:
+    known = _COMPILED.setdefault(dialect, {})
+    if statement not in known:
+        made: Any = statement.compile(dialect=dialect)  # type: ignore[attr-defined]
+        fixed = {name: value for name, value in made.params.items() if value is not None}
+        names = made.positiontup if made.positional else None
+        known[statement] = Compiled(str(made), names, fixed, bool(statement.is_select))
+    return known[statement]
