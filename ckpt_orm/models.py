@@ -161,7 +161,6 @@ class Models(NamedTuple):
 DEFAULT = Models(Checkpoint, CheckpointBlob, CheckpointWrite)
 
 
-@lru_cache(maxsize=256)
 def declare(schema: str | None = None, prefix: str = "") -> Models:
     """The models of the tables `{schema}.{prefix}checkpoints…`, on a registry of their own.
 
@@ -172,9 +171,12 @@ def declare(schema: str | None = None, prefix: str = "") -> Models:
     Returns:
         `DEFAULT` for no schema and no prefix; otherwise three new classes, the same ones each time.
     """
-    if schema is None and not prefix:
-        return DEFAULT
+    return _declared(schema, prefix) if schema is not None or prefix else DEFAULT
 
+
+# Behind `declare`, since a cache takes an argument by name for another call than one by position.
+@lru_cache(maxsize=256)
+def _declared(schema: str | None, prefix: str) -> Models:
     class Registry(DeclarativeBase):
         metadata = MetaData(schema=schema)
 
