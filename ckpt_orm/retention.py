@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -110,23 +110,23 @@ class Skeleton:
 @changes
 def prune(conn: Connection, st: Statements, thread_id: str) -> None:
     """Keep the latest checkpoint of each namespace, and what it needs."""
-    skeleton = _skeleton(conn, st, thread_id)
+    skeleton = skeleton_of(conn, st, thread_id)
     heads = skeleton.latest()
-    root = heads.get("")
-    kept = [head for head in heads.values() if not _is_over(skeleton.bones, head, root)]
-    _reduce(conn, st, thread_id, skeleton, kept)
+    root = [heads.get("")]
+    kept = [head for head in heads.values() if not is_over(skeleton.bones, head, root)]
+    reduce(conn, st, thread_id, reduction(skeleton, kept))
 
 
-def _is_over(bones: dict[Place, Bone], head: Place, root: Place | None) -> bool:
+def is_over(bones: dict[Place, Bone], head: Place, kept: Collection[Place | None]) -> bool:
     """Whether a namespace is that of a subgraph call which the root graph has left behind.
 
     Such a namespace ends in the id of the call; a `checkpointer=True` subgraph's, which outlives
-    its calls, does not. While the checkpoint it started from is the root's latest, or is not saved
-    yet, the call may still be resumed.
+    its calls, does not. While the checkpoint it started from is among the root's `kept` ones, or is
+    not saved yet, the call may still be resumed.
     """
     is_call = CALL_SEPARATOR in head.checkpoint_ns.rsplit(NS_SEPARATOR, 1)[-1]
     started_from = bones[head].root
-    return is_call and started_from in bones and started_from != root
+    return is_call and started_from in bones and started_from not in kept
 
 
 @changes
@@ -134,9 +134,9 @@ def delete_for_runs(conn: Connection, st: Statements, run_ids: Sequence[str]) ->
     """Delete the checkpoints of some runs, except those that a remaining one needs."""
     runs = set(run_ids)
     for row in conn.execute(st.THREADS_OF_RUNS, {"run_ids": documents.encode(list(runs))}).all():
-        skeleton = _skeleton(conn, st, row.thread_id)
+        skeleton = skeleton_of(conn, st, row.thread_id)
         kept = [place for place, bone in skeleton.bones.items() if bone.run_id not in runs]
-        _reduce(conn, st, row.thread_id, skeleton, kept)
+        reduce(conn, st, row.thread_id, reduction(skeleton, kept))
 
 
 @changes
@@ -158,7 +158,7 @@ def strategy(name: str) -> Operation[[str], None]:
     return operations[name]
 
 
-def _skeleton(conn: Connection, st: Statements, thread_id: str) -> Skeleton:
+def skeleton_of(conn: Connection, st: Statements, thread_id: str) -> Skeleton:
     """What a thread consists of, from one snapshot."""
     skeleton = Skeleton()
     for row in conn.execute(st.SKELETON, {"thread_id": thread_id}).all():
@@ -189,20 +189,30 @@ def _bone(place: Place, parent: str | None, checkpoint: str, metadata: str) -> B
     )
 
 
-def _reduce(
-    conn: Connection, st: Statements, thread_id: str, skeleton: Skeleton, kept: Iterable[Place]
-) -> None:
-    """Delete what `kept` checkpoints do not need; one whose parent goes becomes a root."""
+class Reduction(NamedTuple):
+    """What goes from a thread, and which of the remaining checkpoints become roots by that."""
+
+    gone: set[Place]
+    garbage: set[tuple[str, str, str]]
+    roots: list[Place]
+
+
+def reduction(skeleton: Skeleton, kept: Iterable[Place]) -> Reduction:
+    """What `kept` checkpoints do not need; one whose parent goes becomes a root."""
     needed = skeleton.needed(kept)
     gone = skeleton.bones.keys() - needed
     garbage = skeleton.blobs(gone) - skeleton.blobs(needed)
-    orphans = [place for place in needed if skeleton.bones[place].parent in gone]
+    return Reduction(gone, garbage, [p for p in needed if skeleton.bones[p].parent in gone])
+
+
+def reduce(conn: Connection, st: Statements, thread_id: str, goes: Reduction) -> None:
+    """Delete by key what goes from a thread."""
     thread = {"of_thread": thread_id}
-    places = [{**thread, "of_ns": ns, "of_id": checkpoint_id} for ns, checkpoint_id in gone]
-    roots = [{**thread, "of_ns": ns, "of_id": checkpoint_id} for ns, checkpoint_id in orphans]
+    places = [{**thread, "of_ns": ns, "of_id": checkpoint_id} for ns, checkpoint_id in goes.gone]
+    roots = [{**thread, "of_ns": ns, "of_id": checkpoint_id} for ns, checkpoint_id in goes.roots]
     blobs = [
         {**thread, "of_ns": ns, "of_channel": channel, "of_version": version}
-        for ns, channel, version in garbage
+        for ns, channel, version in goes.garbage
     ]
     steps: list[tuple[Any, list[dict[str, str]]]] = [
         (st.WRITES_OF, places),
