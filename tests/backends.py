@@ -132,12 +132,21 @@ class _AMethods:
         return getattr(self._saver, f"a{name}")
 
 
+def _url_of(backend: Backend, url: URL) -> URL:
+    """The database's URL for the backend's driver; pg8000 names a socket by its file."""
+    url = url.set(drivername=backend.driver)
+    host = url.query.get("host")
+    if url.get_driver_name() == "pg8000" and host:
+        return url.set(query={"unix_sock": f"{host}/.s.PGSQL.{url.port or 5432}"})
+    return url
+
+
 @contextmanager
 def engine_of(
     backend: Backend, url: URL, loop: asyncio.AbstractEventLoop | None, **kwargs: Any
 ) -> Iterator[Engine | AsyncEngine]:
     """An application's own engine, disposed of at the end; nothing may still be checked out."""
-    url = url.set(drivername=backend.driver)
+    url = _url_of(backend, url)
     engine: Any
     if url.get_dialect().is_async:
         engine = create_async_engine(url, **kwargs)

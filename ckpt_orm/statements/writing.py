@@ -14,7 +14,18 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
-from sqlalchemy import FromClause, Integer, LargeBinary, Table, Text, delete, func, select, true
+from sqlalchemy import (
+    FromClause,
+    Integer,
+    LargeBinary,
+    Table,
+    Text,
+    cast,
+    delete,
+    func,
+    select,
+    true,
+)
 from sqlalchemy.sql.base import Executable
 
 from ckpt_orm.statements.dialects import Column, constant, param
@@ -110,4 +121,6 @@ def _params(*names: str) -> dict[str, Column]:
 
 def _part(start: Column, size: Column) -> Column:
     """A part of the payload; NULL where its size is."""
-    return func.substr(param("payload", LargeBinary), start, size, type_=LargeBinary)
+    # Said in words, since pg8000 leaves it to the server, which takes a text's `substr` then.
+    payload = cast(param("payload", LargeBinary), LargeBinary)
+    return func.substr(payload, start, size, type_=LargeBinary)
