@@ -8,6 +8,7 @@ from weakref import WeakKeyDictionary
 
 from sqlalchemy import Connection, Engine
 
+from ckpt_orm.errors import SchemaError
 from ckpt_orm.migrations import state
 from ckpt_orm.migrations.locks import exclusively
 from ckpt_orm.migrations.place import Place
@@ -96,7 +97,7 @@ def configuration(place: Place, **attributes: Any) -> Config:
 def upgrade(
     to: str = HEAD, *, since: str | None = None, schema: str | None = None, prefix: str = ""
 ) -> None:
-    """Upgrade the tables from inside an application's own revision.
+    """Upgrade the tables from inside an application's own revision; never take them back.
 
     What it runs belongs to that revision's transaction, and is printed with it under `--sql`.
 
@@ -107,7 +108,14 @@ def upgrade(
         schema: the schema the tables live in; None leaves it to the connection.
         prefix: what the names of the tables begin with.
     """
-    _walk(to, since, None, Place(schema, prefix), delete_data=False)
+    from ckpt_orm.migrations.script import online, placed
+
+    place = Place.on(online(), schema, prefix)
+    start, end = _index(_position(place, since, None)), _index(to)
+    with placed(place, delete_data=False):
+        for revision in REVISIONS[start:end]:
+            script(revision).module.upgrade()
+    _printed()[place] = to
 
 
 def downgrade(
@@ -118,7 +126,7 @@ def downgrade(
     prefix: str = "",
     delete_data: bool = False,
 ) -> None:
-    """Take the tables back from inside an application's own revision.
+    """Take the tables back from inside an application's own revision; never upgrade them.
 
     Args:
         to: the revision to go back to; "base" drops the tables, unless they were the official
@@ -129,42 +137,45 @@ def downgrade(
         prefix: what the names of the tables begin with.
         delete_data: whether tables that have rows may be dropped.
     """
-    _walk(None if to == "base" else to, since, HEAD, Place(schema, prefix), delete_data)
-
-
-def _walk(
-    to: str | None, since: str | None, unknown: str | None, place: Place, delete_data: bool
-) -> None:
-    """Run the functions of the revisions between where the tables are and `to`."""
-    from alembic import op
-
     from ckpt_orm.migrations.script import online, placed
 
-    context = op.get_context()
-    place = Place.on(online(), place.schema, place.prefix)
-    start, end = _index(_position(context, since, unknown, place)), _index(to)
-    functions = [
-        *((revision, "upgrade") for revision in REVISIONS[start:end]),
-        *((revision, "downgrade") for revision in reversed(REVISIONS[end:start])),
-    ]
+    place = Place.on(online(), schema, prefix)
+    start, end = _index(_position(place, since, HEAD)), _index(to)
     with placed(place, delete_data):
-        for revision, function in functions:
-            getattr(script(revision).module, function)()
-    _PRINTED.setdefault(context, {})[place] = to
+        for revision in reversed(REVISIONS[end:start]):
+            script(revision).module.downgrade()
+    _printed()[place] = to
 
 
-def _position(
-    context: MigrationContext, since: str | None, unknown: str | None, place: Place
-) -> str | None:
-    if not context.as_sql:
-        assert context.connection is not None
-        return state.current(context.connection, schema=place.schema, prefix=place.prefix)
-    return since or _PRINTED.get(context, {}).get(place, unknown)
+def _position(place: Place, since: str | None, unknown: str | None) -> str | None:
+    """Where the tables are: what the database says, else the caller, else this script so far."""
+    from ckpt_orm.migrations.script import online
+
+    if (connection := online()) is not None:
+        return state.current(connection, schema=place.schema, prefix=place.prefix)
+    return since or _printed().get(place, unknown)
+
+
+def _printed() -> dict[Place, str | None]:
+    from alembic import op
+
+    return _PRINTED.setdefault(op.get_context(), {})
 
 
 def _index(revision: str | None) -> int:
-    """How many revisions lead to this one."""
-    return 0 if revision is None else REVISIONS.index(revision) + 1
+    """How many of our revisions lead to this one.
+
+    Raises:
+        SchemaError: it is none of this release's, so what leads to it or away from it is not known.
+    """
+    if revision in (None, "base"):
+        return 0
+    if revision not in REVISIONS:
+        raise SchemaError(
+            f"there is no revision {revision!r} in this release of ckpt_orm, "
+            f"whose newest is {HEAD}: install the release that has it"
+        )
+    return REVISIONS.index(revision) + 1
 
 
 def script(revision: str) -> Script:

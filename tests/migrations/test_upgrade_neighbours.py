@@ -148,8 +148,11 @@ def test_the_applications_own_changes_are_seen(
 
 
 @pytest.mark.parametrize(("separator", "found"), [("newline", True), ("os", False)])
-def test_a_colon_as_separator_finds_nothing(tmp_path: Path, separator: str, found: bool) -> None:
-    """The trap that docs/migrations.md warns of: Alembic says nothing, and has no revision of ours."""
+def test_a_colon_as_separator_finds_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, separator: str, found: bool
+) -> None:
+    """The trap docs/migrations.md warns of: Alembic says nothing, and has no revision of ours."""
+    monkeypatch.chdir(tmp_path)
     config = Config()
     config.set_main_option("script_location", str(tmp_path))
     config.set_main_option("path_separator", separator)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import multiprocessing
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
 from multiprocessing.connection import Connection as Pipe
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
@@ -42,7 +41,7 @@ def _next(pipe: Pipe) -> str | None:
     return url
 
 
-@contextmanager
+@pytest.fixture(scope="module")
 def workers() -> Iterator[list[Pipe]]:
     context = multiprocessing.get_context("spawn")
     pairs = [context.Pipe() for _ in range(PROCESSES)]
@@ -67,17 +66,20 @@ def race(pipes: list[Pipe], url: URL) -> None:
 
 @pytest.mark.parametrize("dialect", ["sqlite", "postgres"])
 def test_eight_processes_start_at_once(
-    request: pytest.FixtureRequest, tmp_path: Path, make_engine: MakeEngine, dialect: str
+    workers: list[Pipe],
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    make_engine: MakeEngine,
+    dialect: str,
 ) -> None:
-    with workers() as pipes:
-        for number in range(ROUNDS):
-            if dialect == "sqlite":
-                url = make_url(f"sqlite:///{tmp_path / f'{number}.db'}")
-                race(pipes, url)
-                assert tables(make_engine(url)) == {*TABLES, VERSION_TABLE}
-            else:
-                with postgres_database(request.getfixturevalue("postgres")) as url:
-                    race(pipes, url)
-                    engine = make_engine(url)
-                    assert tables(engine) == {*TABLES, VERSION_TABLE}
-                    engine.dispose()
+    for number in range(ROUNDS):
+        if dialect == "sqlite":
+            url = make_url(f"sqlite:///{tmp_path / f'{number}.db'}")
+            race(workers, url)
+            assert tables(make_engine(url)) == {*TABLES, VERSION_TABLE}
+        else:
+            with postgres_database(request.getfixturevalue("postgres")) as url:
+                race(workers, url)
+                engine = make_engine(url)
+                assert tables(engine) == {*TABLES, VERSION_TABLE}
+                engine.dispose()
