@@ -157,6 +157,11 @@ class Models(NamedTuple):
         checkpoint, blob, write = (cast(Any, model).__table__ for model in self)
         return checkpoint, blob, write
 
+    @property
+    def metadata(self) -> MetaData:
+        """What holds the three tables and nothing else, to be put into a `target_metadata`."""
+        return self.tables[0].metadata
+
 
 DEFAULT = Models(Checkpoint, CheckpointBlob, CheckpointWrite)
 

@@ -28,7 +28,7 @@ def differences(connection: Connection, place: Place) -> list[str]:
             "version_table_schema": place.schema,
         },
     )
-    metadata = declare(place.schema, place.prefix).tables[0].metadata
+    metadata = declare(place.schema, place.prefix).metadata
     return [_line(difference) for difference in _flat(compare_metadata(context, metadata))]
 
 

@@ -90,7 +90,7 @@ def _print(context: EnvironmentContext) -> None:
 def _configure(context: EnvironmentContext, place: Place, **options: Any) -> None:
     compared = theirs(place.schema, place.prefix)
     context.configure(
-        target_metadata=declare(place.schema, place.prefix).tables[0].metadata,
+        target_metadata=declare(place.schema, place.prefix).metadata,
         version_table=place.version_table,
         version_table_schema=place.schema,
         include_name=compared.include_name,

@@ -89,7 +89,7 @@ def test_merged(engine: Engine, prefix: str, schemas: bool) -> None:
     options = {"include_schemas": schemas}
     hidden = leftovers(prefix=prefix)
     assert compared(engine, merged(prefix=prefix), hidden, **options) == []
-    both = [Base.metadata, declare(None, prefix).tables[0].metadata]
+    both = [Base.metadata, declare(None, prefix).metadata]
     assert compared(engine, both, hidden, **options) == []
 
 
