@@ -7,6 +7,7 @@ their docstrings give. Where it is not what a checkpointer should be, `Model` sa
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
@@ -15,13 +16,19 @@ from backends import BACKENDS, Backend, Called
 from builders import checkpoint, config, version
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    rule,
+    run_state_machine_as_test,
+)
 from langgraph.checkpoint.base import CheckpointTuple
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.checkpoint.serde.types import _DeltaSnapshot
 from sqlalchemy import URL, Engine, create_engine, select
 
-from ckpt_orm import CheckpointBlob, CheckpointWrite
+from ckpt_orm import Checkpoint, CheckpointBlob, CheckpointWrite
 
 #: One of each dialect and colour; the way a connection is held makes no difference to an answer.
 CHOSEN = [b for b in BACKENDS if b.name in ("sqlite", "aiosqlite", "psycopg", "asyncpg")]
@@ -185,14 +192,50 @@ def answer(saved: Any) -> Any:
 
 _EXAMPLES = count(1)
 
-threads = st.sampled_from(["a", "b", "c"])
+threads = st.sampled_from(["a", "b"])
 namespaces = st.sampled_from(NAMESPACES)
 picks = st.integers(0, 30)
 values = st.sampled_from([["x"], {"a": (1, {2})}, True, None, 0, 1.5, "text", "\x00", "emptied"])
-changes = st.dictionaries(st.sampled_from(CHANNELS), values, max_size=3)
 filters = st.sampled_from(
     [None, {}, {"run_id": "r1"}, {"d": {"a": 1}}, {"d": {}}, {"n": None}, {"n": True}, {"zz": 0}]
 )
+
+TASKS = st.sampled_from(["t1", "t2"])
+WRITES = st.lists(
+    st.tuples(st.sampled_from(["log", "files", "__error__", "__resume__"]), values), max_size=4
+)
+
+
+@dataclass
+class Step:
+    """A checkpoint and the writes of a task that follows it."""
+
+    ns: str
+    parent: int | None
+    changed: dict[str, Any]
+    order: int
+    run: str
+    n: Any
+    root: int
+    times: int
+    writes: list[tuple[str, Any]]
+    task: str
+    path: str
+
+
+STEP: dict[str, Any] = {
+    "ns": st.sampled_from(["", "", "", "", *NAMESPACES]),
+    "parent": st.sampled_from([0, 0, 0, 0, 1, 2, None]),
+    "changed": st.dictionaries(st.sampled_from(CHANNELS), values, max_size=3),
+    "order": st.sampled_from([1, 1, 1, 1, 0, 2]),
+    "run": st.sampled_from(RUNS),
+    "n": st.sampled_from([None, True, 1]),
+    "root": st.integers(0, 2),
+    "times": st.sampled_from([1, 1, 2]),
+    "writes": WRITES,
+    "task": TASKS,
+    "path": st.sampled_from(["", "B", "a"]),
+}
 
 
 class Histories(RuleBasedStateMachine):
@@ -209,7 +252,8 @@ class Histories(RuleBasedStateMachine):
         self.ids: list[str] = ["none"]
 
     def teardown(self) -> None:
-        for name in "abc":
+        self.everything_is_the_same()
+        for name in "ab":
             self.saver.delete_thread(self.thread(name))
 
     def thread(self, name: str) -> str:
@@ -220,60 +264,65 @@ class Histories(RuleBasedStateMachine):
         found, expected = (getattr(s, method)(*args, **kwargs) for s in (self.saver, self.model))
         assert exact(found) == exact(expected)
 
-    def stored(self, thread: str, ns: str, pick: int) -> Any:
-        """One of the checkpoints of a namespace, or None."""
-        ids = sorted(self.model.storage[thread][ns])
-        return self.model.get_tuple(config(thread, ns, ids[pick % len(ids)])) if ids else None
+    def stored(self, thread: str, ns: str, pick: int | None) -> Any:
+        """One of the checkpoints of a namespace, 0 the one that was put last; or None."""
+        ids = list(self.model.storage[thread][ns])
+        if pick is None or not ids:
+            return None
+        return self.model.get_tuple(config(thread, ns, ids[-1 - pick % len(ids)]))
 
-    @rule(name=threads, ns=namespaces, pick=picks, changed=changes, order=picks, data=st.data())
-    def put(self, name: str, ns: str, pick: int, changed: Any, order: int, data: Any) -> None:
-        thread = self.thread(name)
-        parent = self.stored(thread, ns, pick) if pick else None
+    @initialize(steps=st.lists(st.builds(Step, **STEP), min_size=8, max_size=12))
+    def begin(self, steps: Sequence[Step]) -> None:
+        self.grow("a", steps)
+
+    @rule(name=threads, steps=st.lists(st.builds(Step, **STEP), min_size=2, max_size=6))
+    def grow(self, name: str, steps: Sequence[Step]) -> None:
+        for step in steps:
+            self.put(self.thread(name), step)
+
+    @rule(steps=st.lists(st.builds(Step, **STEP), min_size=2, max_size=6))
+    def go_on(self, steps: Sequence[Step]) -> None:
+        self.grow("a", steps)
+
+    def put(self, thread: str, step: Step) -> None:
+        parent = self.stored(thread, step.ns, step.parent)
         before = parent.checkpoint if parent else checkpoint({})
         state = {k: v for k, v in before["channel_values"].items() if k not in DELTAS}
-        new = {channel: version() for channel in changed}
-        for channel, value in changed.items():
+        new = {channel: version() for channel in step.changed}
+        for channel, value in step.changed.items():
             state.pop(channel, None)
-            if value != "emptied" and channel not in DELTAS:
+            if value == "emptied":
+                continue
+            if channel not in DELTAS:
                 state[channel] = value
             elif value == ["x"]:  # now and then a delta channel is stored whole
                 state[channel] = _DeltaSnapshot(value)
         versions = before["channel_versions"] | new
-        roots = sorted(self.model.storage[thread][""])
         counted = [c for c in DELTAS if c in versions and c not in state]
+        roots = sorted(self.model.storage[thread][""])
         metadata = {
             "source": "loop",
-            "run_id": data.draw(st.sampled_from(RUNS)),
-            "d": {"a": pick % 2, "b": 1},
-            "n": data.draw(st.sampled_from([None, True, 1])),
-            "parents": {"": data.draw(st.sampled_from([*roots, "unsaved"]))} if ns else {},
+            "run_id": step.run,
+            "d": {"a": len(new), "b": 1},
+            "n": step.n,
+            "parents": {"": [*roots, "unsaved"][-1 - step.root % 3 % (len(roots) + 1)]},
             **({"counters_since_delta_snapshot": {c: [1, 1] for c in counted}} if counted else {}),
         }
         # Ids do not follow the order of the steps: clocks of several processes do not either.
-        id = f"{order:02d}-{next(self.counted):04d}"
+        id = f"{step.order:02d}-{next(self.counted):04d}"
         self.ids.append(id)
-        above = parent.config if parent else config(thread, ns)
-        document = checkpoint(state, versions, id)
-        self.both("put", above, document, metadata, new)
-        if pick % 3 == 0:
-            self.both("put", above, document, metadata, new)
+        above = parent.config if parent else config(thread, step.ns)
+        for _ in range(step.times):
+            self.both("put", above, checkpoint(state, versions, id, ts=""), metadata, new)
+        stored = config(thread, step.ns, id)
+        self.both("put_writes", stored, step.writes, step.task, step.path)
 
-    @rule(
-        name=threads,
-        ns=namespaces,
-        pick=picks,
-        task=st.sampled_from(["t1", "t2"]),
-        path=st.sampled_from(["", "B", "a"]),
-        writes=st.lists(
-            st.tuples(st.sampled_from(["log", "files", "__error__", "__resume__"]), values),
-            max_size=4,
-        ),
-    )
-    def put_writes(self, name: str, ns: str, pick: int, task: str, path: str, writes: Any) -> None:
+    @rule(name=threads, ns=namespaces, pick=picks, writes=WRITES, task=TASKS)
+    def put_writes(self, name: str, ns: str, pick: int, writes: Any, task: str) -> None:
         saved = self.stored(self.thread(name), ns, pick)
         # Writes may come before their checkpoint.
-        target = saved.config if saved else config(self.thread(name), ns, self.ids[-1])
-        self.both("put_writes", target, writes, task, path)
+        target = saved.config if saved else config(self.thread(name), ns, "99-later")
+        self.both("put_writes", target, writes, task, "p")
 
     @rule(name=threads, ns=namespaces, pick=picks)
     def get(self, name: str, ns: str, pick: int) -> None:
@@ -322,25 +371,33 @@ class Histories(RuleBasedStateMachine):
         assert found == [answer(saved) for saved in self.model.list(None)]
 
     @invariant()
-    def no_row_is_there_that_the_model_does_not_have(self) -> None:
-        blob, write = CheckpointBlob, CheckpointWrite
+    def the_rows_are_those_of_the_model(self) -> None:
         with self.engine.connect() as conn:
-            blobs = conn.execute(
-                select(blob.thread_id, blob.checkpoint_ns, blob.channel, blob.version)
-            ).all()
-            writes = conn.execute(
-                select(
-                    write.thread_id,
-                    write.checkpoint_ns,
-                    write.checkpoint_id,
-                    write.task_id,
-                    write.idx,
-                )
-            ).all()
+            parents = {tuple(row[:3]): row[3] for row in conn.execute(PARENTS).all()}
+            blobs = {tuple(row) for row in conn.execute(BLOBS).all()}
+            writes = {tuple(row) for row in conn.execute(WRITTEN).all()}
+        assert parents == {
+            (thread, ns, id): parent
+            for thread, spaces in self.model.storage.items()
+            for ns, saved in spaces.items()
+            for id, (_, _, parent) in saved.items()
+        }
         # A small value is inlined in its checkpoint, and has no blob.
-        assert {tuple(row) for row in blobs} <= self.model.blobs.keys()
-        expected = {(*place, *key) for place, rows in self.model.writes.items() for key in rows}
-        assert {tuple(row) for row in writes} == expected
+        assert blobs <= self.model.blobs.keys()
+        assert writes == {
+            (*place, *key) for place, rows in self.model.writes.items() for key in rows
+        }
+
+
+PARENTS = select(
+    Checkpoint.thread_id,
+    Checkpoint.checkpoint_ns,
+    Checkpoint.checkpoint_id,
+    Checkpoint.parent_checkpoint_id,
+)
+BLOBS, WRITTEN = (
+    select(*model.__table__.primary_key.columns) for model in (CheckpointBlob, CheckpointWrite)
+)
 
 
 @pytest.mark.parametrize("backend", CHOSEN, ids=lambda backend: backend.name)
@@ -354,7 +411,7 @@ def test_every_backend_answers_as_the_model_does(
             bound,
             settings=settings(
                 max_examples=25,
-                stateful_step_count=30,
+                stateful_step_count=20,
                 deadline=None,
                 suppress_health_check=list(HealthCheck),
             ),
