@@ -134,12 +134,13 @@ class Runner:
     def _run_once(
         self, views: Views, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs
     ) -> R:
-        with self._turns.take(), self._connect(views, operation.access) as conn:
+        with self._turns.take(operation.access), self._connect(views, operation.access) as conn:
             return self._execute(conn, operation, *args, **kwargs)
 
     async def _arun_once(self, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         views = await cast("LoopEngines | GivenEngine", self.async_engine).views()
-        async with self._turns.atake(), self._connect(views, operation.access) as conn:
+        turn = self._turns.atake(operation.access)
+        async with turn, self._connect(views, operation.access) as conn:
             return await conn.run_sync(self._execute, operation, *args, **kwargs)  # type: ignore[no-any-return]
 
     def _connect(self, views: Views, access: Access) -> Any:
@@ -156,8 +157,7 @@ class Runner:
         if not self._ready:
             self._migrations(migrations.check, conn)
             self._ready = True
-        if not self._is_alone(operation.access):
-            self._begin(conn)
+        self._begin(conn, operation.access)
         try:
             return operation.function(conn, self.statements, *args, **kwargs)
         except DBAPIError as error:
@@ -168,11 +168,15 @@ class Runner:
     def _migrations(self, function: Callable[..., None], conn: Connection) -> None:
         function(conn, schema=self._schema, prefix=self._prefix)
 
-    def _begin(self, conn: Connection) -> None:
+    def _begin(self, conn: Connection, access: Access) -> None:
         begin = self.statements.dialect.begin
-        # An engine may have a listener of its own that has begun already.
+        if begin is None or access is Access.READ:
+            return
+        # An engine may have a listener of its own that has begun already; and sqlite3 itself begins
+        # before an INSERT, which is enough where nothing is read first.
         driver: Any = conn.connection.driver_connection
-        if begin is not None and not driver.in_transaction:
+        writes_first = access is Access.WRITE and _begins_itself(driver)
+        if not driver.in_transaction and not writes_first:
             conn.exec_driver_sql(begin)
 
     def _sync_views(self) -> Views:
@@ -193,7 +197,8 @@ class Runner:
     def setup(self) -> None:
         """Bring the tables to this release's revision; see `migrations.setup`."""
         views = self._sync_views()
-        with _translated("setup"), self._turns.take(), views.engine.connect() as conn:
+        turn = self._turns.take(Access.CHANGE)
+        with _translated("setup"), turn, views.engine.connect() as conn:
             self._migrations(migrations.setup, conn)
 
     async def asetup(self) -> None:
@@ -202,7 +207,7 @@ class Runner:
             return await in_thread(self.setup)
         views = await self.async_engine.views()
         with _translated("setup"):
-            async with self._turns.atake(), views.engine.connect() as conn:
+            async with self._turns.atake(Access.CHANGE), views.engine.connect() as conn:
                 await conn.run_sync(partial(self._migrations, migrations.setup))
 
     def dispose(self) -> None:
@@ -218,30 +223,44 @@ class Runner:
 
 
 class Turns:
-    """Callers of one connection take turns: those of a StaticPool, which hands it to everybody.
+    """Callers who take turns, since the database would have them poll: on one SQLite connection.
 
-    With any other pool there is nothing to wait for.
+    Writers of one SQLite file find it locked, and sleep and look again, so that a late one may
+    overtake an early one many times. In one process they queue instead. Readers need not, unless
+    the engine has a single connection for everybody (a StaticPool). Postgres queues by itself.
     """
 
     def __init__(
         self, engine: Engine | None, async_engine: LoopEngines | GivenEngine | None
     ) -> None:
-        shared = isinstance(engine and engine.pool, StaticPool)
-        self._lock: Any = threading.Lock() if shared else nullcontext()
-        self._shared_async = isinstance(async_engine, GivenEngine) and async_engine.is_static
+        sqlite = (engine is not None and engine.dialect.name == "sqlite") or (
+            async_engine is not None and async_engine.url.get_backend_name() == "sqlite"
+        )
+        self._needs_turn = {Access.WRITE, Access.CHANGE} if sqlite else set()
+        if isinstance(engine and engine.pool, StaticPool) or (
+            isinstance(async_engine, GivenEngine) and async_engine.is_static
+        ):
+            self._needs_turn = set(Access)
+        self._lock = threading.Lock()
         self._locks: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = (
             WeakKeyDictionary()
         )
 
-    def take(self) -> Any:
+    def take(self, access: Access) -> Any:
         """A context for a sync caller."""
-        return self._lock
+        return self._lock if access in self._needs_turn else nullcontext()
 
-    def atake(self) -> Any:
+    def atake(self, access: Access) -> Any:
         """A context for a caller on the running loop."""
-        if not self._shared_async:
+        if access not in self._needs_turn:
             return nullcontext()
         return self._locks.setdefault(asyncio.get_running_loop(), asyncio.Lock())
+
+
+def _begins_itself(driver: Any) -> bool:
+    """Whether a SQLite connection is in the mode in which it begins before a write."""
+    legacy = getattr(driver, "autocommit", LEGACY) == LEGACY
+    return legacy and driver.isolation_level is not None
 
 
 async def in_thread(function: Callable[[], R]) -> R:
@@ -257,6 +276,9 @@ async def in_thread(function: Callable[[], R]) -> R:
             work.exception()  # has been looked at: nothing is reported as never retrieved
         raise
 
+
+#: What `sqlite3.Connection.autocommit` is, since Python 3.12, where nobody has set it.
+LEGACY = -1
 
 # --- errors ---
 
