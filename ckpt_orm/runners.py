@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from typing import Any, ParamSpec, TypeVar, cast
 from weakref import WeakKeyDictionary
@@ -106,7 +106,7 @@ class Runner:
             DatabaseError: where it refused the operation.
         """
         views = self._sync_views()
-        with _translated(operation.name):
+        with translated(operation.name):
             try:
                 return self._run_once(views, operation, *args, **kwargs)
             except Exception as error:
@@ -122,7 +122,7 @@ class Runner:
         """
         if self.async_engine is None:
             return await in_thread(partial(self.run, operation, *args, **kwargs))
-        with _translated(operation.name):
+        with translated(operation.name):
             try:
                 return await self._arun_once(operation, *args, **kwargs)
             except Exception as error:
@@ -135,13 +135,13 @@ class Runner:
         self, views: Views, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs
     ) -> R:
         with self._turns.take(operation.access), self._connect(views, operation.access) as conn:
-            return self._execute(conn, operation, *args, **kwargs)
+            return self.execute(conn, operation, *args, **kwargs)
 
     async def _arun_once(self, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         views = await cast("LoopEngines | GivenEngine", self.async_engine).views()
         turn = self._turns.atake(operation.access)
         async with turn, self._connect(views, operation.access) as conn:
-            return await conn.run_sync(self._execute, operation, *args, **kwargs)  # type: ignore[no-any-return]
+            return await conn.run_sync(self.execute, operation, *args, **kwargs)  # type: ignore[no-any-return]
 
     def _connect(self, views: Views, access: Access) -> Any:
         """A connection that needs no transaction, or one in a transaction."""
@@ -151,12 +151,11 @@ class Runner:
         at_once = self.statements.dialect.begin is None
         return access is Access.READ or (access is Access.WRITE and at_once)
 
-    def _execute(
+    def execute(
         self, conn: Connection, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs
     ) -> R:
-        if not self._ready:
-            self._migrations(migrations.check, conn)
-            self._ready = True
+        """Run an operation on a connection, once, after a look at the schema where it is due."""
+        self.look(conn)
         self._begin(conn, operation.access)
         try:
             return operation.function(conn, self.statements, *args, **kwargs)
@@ -165,7 +164,14 @@ class Runner:
                 self._ready = False  # the next run looks, and says what to do
             raise
 
-    def _migrations(self, function: Callable[..., None], conn: Connection) -> None:
+    def look(self, conn: Connection) -> None:
+        """Refuse tables this release cannot work with, unless they were found right before."""
+        if not self._ready:
+            self.migrate(migrations.check, conn)
+            self._ready = True
+
+    def migrate(self, function: Callable[..., None], conn: Connection) -> None:
+        """Call a function of `migrations` for the place of the tables."""
         function(conn, schema=self._schema, prefix=self._prefix)
 
     def _begin(self, conn: Connection, access: Access) -> None:
@@ -198,17 +204,17 @@ class Runner:
         """Bring the tables to this release's revision; see `migrations.setup`."""
         views = self._sync_views()
         turn = self._turns.take(Access.CHANGE)
-        with _translated("setup"), turn, views.engine.connect() as conn:
-            self._migrations(migrations.setup, conn)
+        with translated("setup"), turn, views.engine.connect() as conn:
+            self.migrate(migrations.setup, conn)
 
     async def asetup(self) -> None:
         """`setup` in the other colour."""
         if self.async_engine is None:
             return await in_thread(self.setup)
         views = await self.async_engine.views()
-        with _translated("setup"):
+        with translated("setup"):
             async with self._turns.atake(Access.CHANGE), views.engine.connect() as conn:
-                await conn.run_sync(partial(self._migrations, migrations.setup))
+                await conn.run_sync(partial(self.migrate, migrations.setup))
 
     def dispose(self) -> None:
         """Close the connections of a sync engine that was made here."""
@@ -265,13 +271,20 @@ def _begins_itself(driver: Any) -> bool:
 
 async def in_thread(function: Callable[[], R]) -> R:
     """`asyncio.to_thread` that is over when it returns, also where the caller was cancelled."""
-    work = asyncio.ensure_future(asyncio.to_thread(function))
+    # A thread cannot be stopped. Left alone it would hold its connection, and might commit
+    # after the caller has gone on to do something else.
+    return await to_its_end(asyncio.to_thread(function))
+
+
+async def to_its_end(coroutine: Coroutine[Any, Any, R]) -> R:
+    """Await what is not interrupted, whose caller gets its CancelledError when it is over."""
+    work = asyncio.ensure_future(coroutine)
     try:
         return await asyncio.shield(work)
     except asyncio.CancelledError:
-        # A thread cannot be stopped. Left alone it would hold its connection, and might commit
-        # after the caller has gone on to do something else.
-        await asyncio.wait([work])
+        while not work.done():  # a scope of anyio cancels again and again
+            with suppress(asyncio.CancelledError):
+                await asyncio.wait([work])
         if not work.cancelled():
             work.exception()  # has been looked at: nothing is reported as never retrieved
         raise
@@ -292,6 +305,9 @@ MISSING = {"42P01", "42703", "3F000", "SQLITE_ERROR", ""}
 
 def code_of(error: DBAPIError) -> str:
     """The SQLSTATE, or SQLite's name of the error; "" where the driver has none."""
+    fields = next(iter(getattr(error.orig, "args", ())), None)
+    if isinstance(fields, dict):  # pg8000: the server's message, by its field letters
+        return str(fields.get("C", ""))
     for name in ("sqlstate", "pgcode", "sqlite_errorname"):
         if code := getattr(error.orig, name, None):
             return str(code)
@@ -299,9 +315,13 @@ def code_of(error: DBAPIError) -> str:
 
 
 def passes(error: BaseException) -> bool:
-    """Whether the whole operation is worth another run: one that looks at the schema first."""
+    """Whether the whole operation is worth another run.
+
+    Where something was missing, that run looks at the schema first. A pool that had no connection
+    to give has waited long enough already.
+    """
     missing = isinstance(error, DBAPIError) and code_of(error) in MISSING
-    return missing or is_unavailable(error)
+    return missing or (is_unavailable(error) and not isinstance(error, PoolTimeout))
 
 
 def is_unavailable(error: BaseException) -> bool:
@@ -319,8 +339,8 @@ def is_unavailable(error: BaseException) -> bool:
 
 
 @contextmanager
-def _translated(operation: str) -> Iterator[None]:
-    """Turns a driver's error into ours, the original as its cause."""
+def translated(operation: str) -> Iterator[None]:
+    """Turn a driver's error into ours, the original as its cause."""
     try:
         yield
     except (SQLAlchemyError, OSError) as error:

