@@ -12,6 +12,8 @@ What is public is named here. To read the code, follow a call:
     statements   PLAN: every SQL statement, each built once
     lanes        Core, or the short way to the driver
     history, retention    DeltaChannel walks; deleting and copying by rule
+    policies, sweeping    what of a thread stays; the rest goes in small transactions
+    upkeep       the saver's methods for an operator
     models       the tables, as declarative models
     migrations   the revisions that create and change them
     errors       what can go wrong, each with its remedy
@@ -38,7 +40,9 @@ from ckpt_orm.models import (
     Models,
     declare,
 )
+from ckpt_orm.policies import Retention
 from ckpt_orm.saver import SQLAlchemySaver
+from ckpt_orm.sweeping import Progress, Swept
 from ckpt_orm.version import __version__
 
 __all__ = [
@@ -53,9 +57,12 @@ __all__ = [
     "ForeignTable",
     "InvalidConfig",
     "Models",
+    "Progress",
+    "Retention",
     "SQLAlchemySaver",
     "SchemaError",
     "SchemaNotReady",
+    "Swept",
     "UnsupportedDialect",
     "WrongEngine",
     "__version__",

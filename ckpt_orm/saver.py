@@ -35,6 +35,7 @@ from ckpt_orm.models import Models, declare
 from ckpt_orm.operations import Selection
 from ckpt_orm.rows import Key, check_key, key_of
 from ckpt_orm.runners import Runner
+from ckpt_orm.upkeep import Upkeep
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
 PAGE = 50
 
 
-class SQLAlchemySaver(BaseCheckpointSaver[str]):
+class SQLAlchemySaver(Upkeep, BaseCheckpointSaver[str]):
     """A LangGraph checkpointer that keeps threads in a SQLite or Postgres database.
 
     One object serves `graph.invoke` and `graph.ainvoke`, from any thread and any event loop.

@@ -245,7 +245,7 @@ def _next(after: Column | None, tables: tuple[Table, ...], page: CTE | None = No
     return select(func.min(each.c.thread_id)).select_from(each).scalar_subquery()
 
 
-def _weight(kind: str, table: Table, source: FromClause) -> Select[Any]:
+def _weight(kind: str, table: Table, source: FromClause) -> Any:
     """The rows of a source, and the bytes of payload in them."""
     size = func.sum(func.length(table.c.blob)) if "blob" in table.c else null()
     return select(

@@ -1,0 +1,281 @@
+"""Sweeping: a policy says what of each thread stays, and the rest goes in small transactions.
+
+A thread is first looked at, outside of any transaction, and the policy decides. What goes is then
+deleted, a bounded number of checkpoints at a time, and children before their parents. So a sweep
+can end at any moment: what is left is readable, and the next sweep goes on. In the transaction that
+deletes, the thread is looked at again, so what a run has saved since stays, with all it needs; and
+it is locked, so a second sweep passes it by.
+
+A sweep is a generator of steps, each an operation and its arguments, which is sent their results:
+`upkeep` drives it in either colour. Nothing in this file knows which.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass, fields
+from datetime import datetime
+from typing import Any, NamedTuple, TypeVar
+
+from sqlalchemy import Connection
+
+from ckpt_orm import documents
+from ckpt_orm.operations import Operation, changes, delete_thread, reads
+from ckpt_orm.policies import Fact, Load, Retention, Thread, ThreadFound, aware, born_at
+from ckpt_orm.retention import Place, Reduction, Skeleton, reduce, reduction, skeleton_of
+from ckpt_orm.statements import Statements
+
+R = TypeVar("R")
+
+#: What a generator of operations yields: an operation, and what it is called with.
+Step = tuple[Operation[Any, Any], tuple[Any, ...]]
+#: A generator of steps, which is sent their results.
+Steps = Generator[Step, Any, R]
+
+#: Threads that are fetched at a time.
+PAGE = 200
+
+#: Checkpoints that one transaction deletes.
+BATCH = 1_000
+
+
+@dataclass(frozen=True)
+class Swept:
+    """What a sweep has deleted, or would delete.
+
+    Args:
+        threads: threads from which something went.
+        ended: those of them that went whole.
+        checkpoints: rows of checkpoints.
+        writes: rows of their writes.
+        blobs: rows of blobs that no remaining checkpoint refers to.
+        bytes: the payload of those writes and blobs.
+        skipped: threads that another sweep was at, or a run had woken: the next sweep sees them.
+    """
+
+    threads: int = 0
+    ended: int = 0
+    checkpoints: int = 0
+    writes: int = 0
+    blobs: int = 0
+    bytes: int = 0
+    skipped: int = 0
+
+    def __add__(self, other: Swept) -> Swept:
+        return Swept(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
+
+
+class Progress(NamedTuple):
+    """How far a sweep has come: checkpoints it has seen, of how many, and what went so far."""
+
+    seen: int
+    total: int
+    swept: Swept
+
+
+class Job(NamedTuple):
+    """What goes from a thread in one transaction: some checkpoints, or all if it still `ends`."""
+
+    thread_id: str
+    gone: Sequence[Place]
+    is_last: bool
+    ends: tuple[Retention, datetime] | None = None
+
+
+# --- the operations ---
+
+
+@reads
+def count(conn: Connection, st: Statements) -> int:
+    """How many checkpoints there are."""
+    return int(conn.execute(st.CHECKPOINTS).scalar_one())
+
+
+@reads
+def threads(conn: Connection, st: Statements, after: str | None) -> list[ThreadFound]:
+    """The next threads that have a checkpoint."""
+    statement = st.threads(first=after is None)
+    params = {"limit": PAGE} if after is None else {"limit": PAGE, "after": after}
+    return [
+        ThreadFound(*row[:3], *map(aware, row[3:])) for row in conn.execute(statement, params).all()
+    ]
+
+
+@reads
+def look(conn: Connection, st: Statements, thread_id: str, with_metadata: bool = False) -> Thread:
+    """A thread as a policy sees it."""
+    of_thread = {"thread_id": thread_id}
+    # The skeleton first: what comes in between is then kept rather than overlooked.
+    skeleton = skeleton_of(conn, st, thread_id)
+    facts = dict.fromkeys(skeleton.bones, Fact(None, None, None))
+    for row in conn.execute(st.facts(metadata=with_metadata), of_thread).all():
+        born = born_at(row.checkpoint_id, row.created_at, row.ts)
+        about = row.about if with_metadata else None
+        facts[Place(*row[:2])] = Fact(born, row.source, _number(row.step), about)
+    interrupted = {Place(*row) for row in conn.execute(st.INTERRUPTED, of_thread).all()}
+    return Thread(skeleton, facts, interrupted)
+
+
+@reads
+def weigh(conn: Connection, st: Statements, thread_id: str, goes: Reduction | None) -> Swept:
+    """What would go from a thread; all of it for None."""
+    params: dict[str, Any] = {"of_thread": thread_id}
+    if goes is not None:
+        params["places"] = documents.encode([{"ns": ns, "id": id} for ns, id in goes.gone])
+        params["garbage"] = documents.encode(
+            [{"ns": ns, "channel": ch, "version": version} for ns, ch, version in goes.garbage]
+        )
+    statement = st.WEIGHT_OF_THREAD if goes is None else st.WEIGHT
+    rows = {row.kind: row for row in conn.execute(statement, params).all()}
+    counts = {kind: int(row.rows) for kind, row in rows.items()}
+    return Swept(bytes=sum(int(row.bytes) for row in rows.values()), **counts)
+
+
+@changes
+def delete(conn: Connection, st: Statements, jobs: Sequence[Job]) -> Swept:
+    """Do some jobs in one transaction, those whose thread no other sweep is at."""
+    return sum((_done(conn, st, job) for job in jobs), Swept())
+
+
+def _done(conn: Connection, st: Statements, job: Job) -> Swept:
+    if conn.execute(st.HOLD, {"thread_id": job.thread_id}).first() is None:
+        return Swept(skipped=int(job.is_last))
+    if job.ends is not None:
+        return _ended(conn, st, job.thread_id, *job.ends)
+    skeleton = skeleton_of(conn, st, job.thread_id)
+    goes = reduction(skeleton, skeleton.bones.keys() - set(job.gone))
+    swept = weigh.function(conn, st, job.thread_id, goes)
+    reduce(conn, st, job.thread_id, goes)
+    return swept + Swept(threads=int(job.is_last))
+
+
+def _ended(
+    conn: Connection, st: Statements, thread_id: str, policy: Retention, now: datetime
+) -> Swept:
+    """Delete a thread, if it is still as idle as it was when it was looked at."""
+    if not policy.ends(look.function(conn, st, thread_id), now):
+        return Swept(skipped=1)
+    swept = weigh.function(conn, st, thread_id, None)
+    delete_thread.function(conn, st, thread_id)
+    return swept + Swept(threads=1, ended=1)
+
+
+# --- the sweep ---
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a sweep is asked to do."""
+
+    policy: Retention
+    now: datetime
+    load: Load
+    batch: int
+
+    def look(self, thread_id: str) -> Steps[tuple[Thread, bool]]:
+        """A thread, and whether it ends."""
+        thread: Thread = yield look, (thread_id, self.policy.keep is not None)
+        return thread, self.policy.ends(thread, self.now)
+
+    def kept(self, thread: Thread) -> set[Place]:
+        """What stays of a thread for its own sake."""
+        return self.policy.kept(thread, self.now, self.load)
+
+
+def sweep(
+    plan: Plan, on_progress: Callable[[Progress], object] | None, *, dry_run: bool
+) -> Steps[Swept]:
+    """Sweep all threads, each once."""
+    total: int = (yield count, ()) if on_progress else 0
+    seen, swept, waiting = 0, Swept(), Waiting(plan.batch)
+    after: str | None = None
+    while page := (yield threads, (after,)):
+        for thread in page:
+            seen += thread.checkpoints
+            if not plan.policy.concerns(thread, plan.now):
+                continue
+            if dry_run:
+                swept += yield from _predict(plan, thread.thread_id)
+            else:
+                for jobs in waiting.add((yield from _jobs(plan, thread.thread_id))):
+                    swept += yield delete, (jobs,)
+        after = page[-1].thread_id
+        if on_progress:
+            on_progress(Progress(min(seen, total), total, swept))
+    for jobs in waiting.rest():
+        swept += yield delete, (jobs,)
+    if on_progress:
+        on_progress(Progress(total, total, swept))
+    return swept
+
+
+class Waiting:
+    """Jobs until they are a batch: what one transaction does."""
+
+    def __init__(self, size: int) -> None:
+        self.size, self.jobs, self.checkpoints = size, list[Job](), 0
+
+    def add(self, jobs: Sequence[Job]) -> Iterator[list[Job]]:
+        """Take jobs in; a batch comes out where they would be more than one."""
+        for job in jobs:
+            if self.checkpoints + len(job.gone) > self.size:
+                yield from self.rest()
+            self.jobs.append(job)
+            self.checkpoints += len(job.gone)
+
+    def rest(self) -> Iterator[list[Job]]:
+        """What waits, if anything does."""
+        jobs, self.jobs, self.checkpoints = self.jobs, [], 0
+        if jobs:
+            yield jobs
+
+
+def _predict(plan: Plan, thread_id: str) -> Steps[Swept]:
+    """What would go from a thread."""
+    thread, ends = yield from plan.look(thread_id)
+    goes = None if ends else reduction(thread.skeleton, plan.kept(thread))
+    if goes is not None and not goes.gone:
+        return Swept()
+    swept: Swept = yield weigh, (thread_id, goes)
+    return swept + Swept(threads=1, ended=int(ends))
+
+
+def _jobs(plan: Plan, thread_id: str) -> Steps[list[Job]]:
+    """What is to be done to a thread, a batch at most at a time."""
+    thread, ends = yield from plan.look(thread_id)
+    skeleton = thread.skeleton
+    if not ends:
+        gone = skeleton.bones.keys() - skeleton.needed(plan.kept(thread))
+        parts = _parts(leaves_first(skeleton, gone), plan.batch)
+        return [Job(thread_id, part, part is parts[-1]) for part in parts]
+    # The newest go last: a thread that is half deleted must not fall back to an older state.
+    newest = skeleton.needed(skeleton.latest().values())
+    older = leaves_first(skeleton, skeleton.bones.keys() - newest)
+    parts = _parts(older, plan.batch) if len(skeleton.bones) > plan.batch else []
+    jobs = [Job(thread_id, part, is_last=False) for part in parts]
+    rest = tuple(newest if parts else skeleton.bones)
+    return [*jobs, Job(thread_id, rest, is_last=True, ends=(plan.policy, plan.now))]
+
+
+def leaves_first(skeleton: Skeleton, gone: set[Place]) -> list[Place]:
+    """Checkpoints in an order in which each child comes before its parent."""
+    order: dict[Place, None] = {}
+    for place in gone:
+        path: dict[Place, None] = {}
+        here: Place | None = place
+        while here is not None and here in gone and here not in order and here not in path:
+            path[here] = None
+            here = skeleton.bones[here].parent
+        order.update(dict.fromkeys(reversed(path)))
+    return list(reversed(order))
+
+
+def _parts(places: Sequence[Place], size: int) -> list[Sequence[Place]]:
+    return [places[start : start + size] for start in range(0, len(places), size)]
+
+
+def _number(step: Any) -> int | None:
+    try:
+        return int(step)
+    except (TypeError, ValueError):
+        return None
