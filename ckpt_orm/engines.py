@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 from weakref import WeakKeyDictionary, ref
 
 from sqlalchemy import URL, Engine, create_engine, event, make_url
@@ -41,18 +41,36 @@ CONNECT_ARGS: dict[str, dict[str, Any]] = {
     "aiosqlite": {"timeout": BUSY_TIMEOUT / 1000},
 }
 
+#: What makes a driver send each statement whole, for a pooler that gives each transaction another
+#: connection. asyncpg parses an unnamed statement again with each execution once its cache is off.
+POOLER_ARGS: dict[str, dict[str, Any]] = {
+    "psycopg": {"prepare_threshold": None},
+    "psycopg_async": {"prepare_threshold": None},
+    "psycopg2": {},
+    "asyncpg": {
+        "statement_cache_size": 0,
+        "prepared_statement_cache_size": 0,
+        "prepared_statement_name_func": str,
+    },
+}
 
-def create(url: str | URL, **kwargs: Any) -> Engine | LoopEngines:
+
+def create(url: str | URL, pooler: str | None = None, **kwargs: Any) -> Engine | LoopEngines:
     """The engine of a URL, tuned for its database: a sync one, or one AsyncEngine per event loop.
 
     A memory database is always served by a sync engine, which is not bound to a loop.
 
     Raises:
         UnsupportedDialect: for a database other than SQLite and Postgres.
+        WrongEngine: for a pooler that the driver does not work with.
     """
     url = _with_driver(make_url(url))
     dialect_named(url.get_backend_name())
-    arguments = {**CONNECT_ARGS.get(url.get_driver_name(), {}), **kwargs.pop("connect_args", {})}
+    arguments = {
+        **CONNECT_ARGS.get(url.get_driver_name(), {}),
+        **_pooler_args(url, pooler),
+        **kwargs.pop("connect_args", {}),
+    }
     kwargs["connect_args"] = arguments
     if url.get_backend_name() == "postgresql" and "isolation_level" not in kwargs:
         # Nearly all operations are single statements; otherwise each would set and reset it.
@@ -66,6 +84,49 @@ def create(url: str | URL, **kwargs: Any) -> Engine | LoopEngines:
     engine = create_engine(url, **kwargs)
     tune(engine)
     return engine
+
+
+def _pooler_args(url: URL, pooler: str | None) -> dict[str, Any]:
+    if pooler is None:
+        return {}
+    if pooler != "transaction":
+        raise ValueError(f"pooler is {pooler!r}: pass 'transaction', or None without a pooler")
+    driver = url.get_driver_name()
+    if driver not in POOLER_ARGS:
+        raise WrongEngine(
+            f"{driver} cannot be used behind a pooler in transaction mode: use one of "
+            f"{sorted(POOLER_ARGS)}, or a pooler in session mode"
+        )
+    return POOLER_ARGS[driver]
+
+
+def engines_of(engine: Any, async_engine: Any = None) -> tuple[Engine | None, AsyncEngine | None]:
+    """The Engine and the AsyncEngine among what an application has; an AsyncEngine may come alone.
+
+    Raises:
+        WrongEngine: for anything that is neither, nor bound to one.
+    """
+    first, second = _bind_of(engine), _bind_of(async_engine)
+    if isinstance(first, Engine) and (second is None or _is_async(second)):
+        return first, second
+    if _is_async(first) and second is None:
+        return None, cast("AsyncEngine", first)
+    raise WrongEngine(
+        "pass an Engine, an AsyncEngine, or an Engine and an AsyncEngine in this order, or a "
+        "sessionmaker that is bound to one; for a URL there is SQLAlchemySaver.from_url, for an "
+        "open session or connection SQLAlchemySaver(engine).using(session)"
+    )
+
+
+def _is_async(engine: object) -> bool:
+    """Whether it is an AsyncEngine, told without importing one."""
+    return isinstance(getattr(engine, "sync_engine", None), Engine) and hasattr(engine, "dispose")
+
+
+def _bind_of(given: Any) -> Any:
+    """What a sessionmaker of either colour, or a registry of sessions, is bound to."""
+    factory = getattr(given, "session_factory", given)
+    return getattr(factory, "kw", {}).get("bind", factory)
 
 
 def tune(engine: Engine | AsyncEngine) -> None:

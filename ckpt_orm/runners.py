@@ -181,7 +181,7 @@ class Runner:
         # An engine may have a listener of its own that has begun already; and sqlite3 itself begins
         # before an INSERT, which is enough where nothing is read first.
         driver: Any = conn.connection.driver_connection
-        writes_first = access is Access.WRITE and _begins_itself(driver)
+        writes_first = access is Access.WRITE and begins_itself(driver)
         if not driver.in_transaction and not writes_first:
             conn.exec_driver_sql(begin)
 
@@ -263,7 +263,7 @@ class Turns:
         return self._locks.setdefault(asyncio.get_running_loop(), asyncio.Lock())
 
 
-def _begins_itself(driver: Any) -> bool:
+def begins_itself(driver: Any) -> bool:
     """Whether a SQLite connection is in the mode in which it begins before a write."""
     legacy = getattr(driver, "autocommit", LEGACY) == LEGACY
     return legacy and driver.isolation_level is not None

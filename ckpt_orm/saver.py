@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import random
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from copy import copy as _copy
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import (
@@ -25,12 +26,13 @@ from langgraph.checkpoint.base import (
     get_checkpoint_id,
 )
 from langgraph.checkpoint.serde.base import SerializerProtocol
-from sqlalchemy import URL, Engine
+from sqlalchemy import URL, Connection, Engine
 
 from ckpt_orm import history, operations, retention
 from ckpt_orm.codec import Codec
-from ckpt_orm.engines import GivenEngine, LoopEngines, create
-from ckpt_orm.errors import InvalidConfig, WrongEngine
+from ckpt_orm.engines import GivenEngine, LoopEngines, create, engines_of
+from ckpt_orm.errors import InvalidConfig
+from ckpt_orm.guests import GuestRunner
 from ckpt_orm.models import Models, declare
 from ckpt_orm.operations import Selection
 from ckpt_orm.rows import Key, check_key, key_of
@@ -38,7 +40,14 @@ from ckpt_orm.runners import Runner
 from ckpt_orm.upkeep import Upkeep
 
 if TYPE_CHECKING:
-    from sqlalchemy.ext.asyncio import AsyncEngine
+    from sqlalchemy.ext.asyncio import (
+        AsyncConnection,
+        AsyncEngine,
+        AsyncSession,
+        async_scoped_session,
+        async_sessionmaker,
+    )
+    from sqlalchemy.orm import Session, scoped_session, sessionmaker
     from typing_extensions import Self
 
 #: Checkpoints that `list` fetches at a time; it holds no connection while it hands them out.
@@ -56,9 +65,11 @@ class SQLAlchemySaver(Upkeep, BaseCheckpointSaver[str]):
         graph = builder.compile(checkpointer=SQLAlchemySaver(engine))
 
     Args:
-        engine: the application's Engine or AsyncEngine, used as it is and never disposed of.
-        async_engine: an AsyncEngine beside an Engine. Without it, async calls run on the Engine,
-            each in a worker thread; with it alone, synchronous calls raise `WrongEngine`.
+        engine: the application's Engine or AsyncEngine, used as it is and never disposed of; or
+            the sessionmaker, async_sessionmaker or scoped_session that is bound to it.
+        async_engine: an AsyncEngine (or async_sessionmaker) beside an Engine. Without it, async
+            calls run on the Engine, each in a worker thread; with it alone, synchronous calls
+            raise `WrongEngine`.
         serde: LangGraph's serializer protocol; `JsonPlusSerializer` by default. With any other one
             no value is inlined in the readable document, so an encrypting one hides them all.
         schema: the schema of the tables; None leaves it to the connection.
@@ -71,15 +82,20 @@ class SQLAlchemySaver(Upkeep, BaseCheckpointSaver[str]):
 
     def __init__(
         self,
-        engine: Engine | AsyncEngine,
-        async_engine: AsyncEngine | None = None,
+        engine: Engine
+        | AsyncEngine
+        | sessionmaker[Any]
+        | async_sessionmaker[Any]
+        | scoped_session[Any]
+        | async_scoped_session[Any],
+        async_engine: AsyncEngine | async_sessionmaker[Any] | None = None,
         *,
         serde: SerializerProtocol | None = None,
         schema: str | None = None,
         table_prefix: str = "",
     ) -> None:
         super().__init__(serde=serde)
-        sync, given = _by_colour(engine, async_engine)
+        sync, given = engines_of(engine, async_engine)
         self._models = declare(schema, table_prefix)
         wrapped = None if given is None else GivenEngine(given)
         self._runner = Runner(self._models, schema, table_prefix, sync, wrapped, owned=False)
@@ -92,6 +108,7 @@ class SQLAlchemySaver(Upkeep, BaseCheckpointSaver[str]):
         serde: SerializerProtocol | None = None,
         schema: str | None = None,
         table_prefix: str = "",
+        pooler: Literal["transaction"] | None = None,
         **engine_kwargs: Any,
     ) -> Self:
         """A saver on an engine of its own, tuned for the database and disposed of by `close`.
@@ -106,14 +123,17 @@ class SQLAlchemySaver(Upkeep, BaseCheckpointSaver[str]):
             serde: as for the class.
             schema: as for the class.
             table_prefix: as for the class.
+            pooler: "transaction" where the URL is that of a pooler such as PgBouncer which gives
+                each transaction another connection: nothing is prepared for a later one then.
             **engine_kwargs: handed to `create_engine`, such as pool_size or connect_args.
 
         Raises:
             UnsupportedDialect: for a database other than SQLite and Postgres.
+            WrongEngine: for a pooler and a driver that cannot do without prepared statements.
         """
         saver = cls.__new__(cls)
         BaseCheckpointSaver.__init__(saver, serde=serde)
-        engine = create(url, **engine_kwargs)
+        engine = create(url, pooler, **engine_kwargs)
         saver._models = declare(schema, table_prefix)
         sync, loops = (None, engine) if isinstance(engine, LoopEngines) else (engine, None)
         saver._runner = Runner(saver._models, schema, table_prefix, sync, loops, owned=True)
@@ -123,6 +143,40 @@ class SQLAlchemySaver(Upkeep, BaseCheckpointSaver[str]):
     def models(self) -> Models:
         """The declarative models of the saver's tables, for an application's own queries."""
         return self._models
+
+    def using(
+        self,
+        transaction: Session
+        | Connection
+        | AsyncSession
+        | AsyncConnection
+        | scoped_session[Any]
+        | async_scoped_session[Any],
+    ) -> Self:
+        """A copy of the saver that works inside the caller's transaction, which the caller ends.
+
+            with Session(engine) as session, session.begin():
+                session.add(Order(…))
+                graph = builder.compile(checkpointer=saver.using(session))
+                graph.invoke(…, durability="exit")  # the order and the state, or neither
+
+        It never commits, closes, flushes or expires. Each call is a savepoint, so one that fails
+        raises at once, without a retry, and leaves the transaction usable. Calls from LangGraph's
+        threads and tasks wait for each other. Not for the application's: while a graph runs, its
+        nodes use another session, or `durability="exit"` is given, with which nothing is saved
+        before the nodes are done.
+
+        Args:
+            transaction: an open session or connection on the database of the saver's tables. On an
+                async one only the a-methods can be called, on a sync one both.
+
+        Raises:
+            WrongEngine: for anything else; by the calls, in AUTOCOMMIT or on another database.
+        """
+        copy = _copy(self)
+        host = self._runner.host if isinstance(self._runner, GuestRunner) else self._runner
+        copy._runner = GuestRunner(host, transaction)
+        return copy
 
     # --- lifetime ---
 
@@ -478,21 +532,6 @@ class SQLAlchemySaver(Upkeep, BaseCheckpointSaver[str]):
         operation = retention.strategy(strategy)
         for thread_id in _strings("thread_ids", thread_ids):
             await self._runner.arun(operation, thread_id)
-
-
-def _by_colour(
-    engine: Engine | AsyncEngine, async_engine: AsyncEngine | None
-) -> tuple[Engine | None, AsyncEngine | None]:
-    """Which of the two is which; an AsyncEngine may come first where it is the only one."""
-    if isinstance(engine, Engine):
-        if async_engine is None or hasattr(async_engine, "sync_engine"):
-            return engine, async_engine
-    elif hasattr(engine, "sync_engine") and async_engine is None:
-        return None, engine
-    raise WrongEngine(
-        "pass an Engine, an AsyncEngine, or an Engine and an AsyncEngine in this order; for a URL "
-        "there is SQLAlchemySaver.from_url"
-    )
 
 
 def _limit(limit: int | None) -> int | None:

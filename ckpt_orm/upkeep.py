@@ -15,6 +15,7 @@ from langgraph.checkpoint.serde.base import SerializerProtocol
 from ckpt_orm import sweeping
 from ckpt_orm.codec import Codec
 from ckpt_orm.errors import InvalidConfig
+from ckpt_orm.guests import GuestRunner
 from ckpt_orm.policies import Retention
 from ckpt_orm.rows import Key
 from ckpt_orm.runners import Runner
@@ -27,7 +28,7 @@ class Upkeep:
     """The part of the saver that no graph calls."""
 
     serde: SerializerProtocol
-    _runner: Runner
+    _runner: Runner | GuestRunner
 
     def sweep(
         self,

@@ -23,6 +23,7 @@ FLOORS = [
     {"lanes"},
     {"operations", "engines"},
     {"history", "retention", "runners"},
+    {"guests"},
     {"policies"},
     {"sweeping", "verifying"},
     {"upkeep"},
