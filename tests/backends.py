@@ -64,23 +64,29 @@ class Called:
     Args:
         saver: the saver.
         loop: where the a-methods run; None to call the synchronous ones.
-        engine: the engine the saver holds, or the synchronous half of an async one.
+        given: the engine the saver holds; `engine` is it, or the synchronous half of an async one.
     """
 
-    def __init__(self, saver: Any, loop: asyncio.AbstractEventLoop | None, engine: Engine) -> None:
-        self.saver, self.loop, self.engine = saver, loop, engine
+    def __init__(
+        self,
+        saver: Any,
+        loop: asyncio.AbstractEventLoop | None,
+        given: Engine | AsyncEngine | None = None,
+    ) -> None:
+        self.saver, self.loop, self.given = saver, loop, given
+        self.engine: Any = getattr(given, "sync_engine", given)
 
     def __getattr__(self, name: str) -> Any:
         if self.loop is None or name in ("get_next_version", "with_allowlist", "serde", "models"):
             return getattr(self.saver, name)
         method = getattr(self.saver, f"a{name}")
-        return self._list(method) if name == "list" else self._call(method)
+        return self._each(method) if name in ("list", "threads") else self._call(method)
 
     def _call(self, method: Callable[..., Any]) -> Callable[..., Any]:
         assert self.loop is not None
         return lambda *args, **kwargs: self.loop.run_until_complete(method(*args, **kwargs))
 
-    def _list(self, method: Callable[..., Any]) -> Callable[..., Any]:
+    def _each(self, method: Callable[..., Any]) -> Callable[..., Any]:
         assert self.loop is not None
 
         def items(*args: Any, **kwargs: Any) -> Iterator[Any]:
@@ -174,8 +180,7 @@ def called(
     try:
         with engine_of(backend, url, loop, **(engine_kwargs or {})) as engine:
             saver = SQLAlchemySaver(engine, **saver_kwargs)
-            sync = engine if isinstance(engine, Engine) else engine.sync_engine
-            found = Called(saver, loop, sync)
+            found = Called(saver, loop, engine)
             found.setup()
             yield found
     finally:
