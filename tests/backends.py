@@ -64,29 +64,35 @@ class Called:
     Args:
         saver: the saver.
         loop: where the a-methods run; None to call the synchronous ones.
-        given: the engine the saver holds; `engine` is it, or the synchronous half of an async one.
+        application: the engine the saver holds; a saver that holds none has no `engine` here.
     """
 
     def __init__(
         self,
         saver: Any,
         loop: asyncio.AbstractEventLoop | None,
-        given: Engine | AsyncEngine | None = None,
+        application: Engine | AsyncEngine | None = None,
     ) -> None:
-        self.saver, self.loop, self.given = saver, loop, given
-        self.engine: Any = getattr(given, "sync_engine", given)
+        self.saver, self.loop, self.application = saver, loop, application
+
+    @property
+    def engine(self) -> Engine:
+        """The engine, or the synchronous half of an async one: it has the events and the pool."""
+        assert self.application is not None
+        engine = self.application
+        return engine if isinstance(engine, Engine) else engine.sync_engine
 
     def __getattr__(self, name: str) -> Any:
         if self.loop is None or name in ("get_next_version", "with_allowlist", "serde", "models"):
             return getattr(self.saver, name)
         method = getattr(self.saver, f"a{name}")
-        return self._each(method) if name in ("list", "threads") else self._call(method)
+        return self._list(method) if name == "list" else self._call(method)
 
     def _call(self, method: Callable[..., Any]) -> Callable[..., Any]:
         assert self.loop is not None
         return lambda *args, **kwargs: self.loop.run_until_complete(method(*args, **kwargs))
 
-    def _each(self, method: Callable[..., Any]) -> Callable[..., Any]:
+    def _list(self, method: Callable[..., Any]) -> Callable[..., Any]:
         assert self.loop is not None
 
         def items(*args: Any, **kwargs: Any) -> Iterator[Any]:
@@ -179,8 +185,7 @@ def called(
     loop = asyncio.new_event_loop() if backend.is_async else None
     try:
         with engine_of(backend, url, loop, **(engine_kwargs or {})) as engine:
-            saver = SQLAlchemySaver(engine, **saver_kwargs)
-            found = Called(saver, loop, engine)
+            found = Called(SQLAlchemySaver(engine, **saver_kwargs), loop, engine)
             found.setup()
             yield found
     finally:

@@ -359,8 +359,7 @@ def test_before_it_is_set_up(backend: Backend, backend_url: URL) -> None:
     """Every method says what to do; a set-up by another connection is seen at the next call."""
     loop = asyncio.new_event_loop() if backend.is_async else None
     with engine_of(backend, backend_url, loop) as engine:
-        sync: Any = engine if isinstance(engine, Engine) else engine.sync_engine
-        saver = Called(SQLAlchemySaver(engine), loop, sync)
+        saver = Called(SQLAlchemySaver(engine), loop, engine)
         at = config("t", id="1")
         calls: list[Callable[[], Any]] = [
             lambda: saver.get_tuple(at),
