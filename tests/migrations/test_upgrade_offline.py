@@ -101,7 +101,7 @@ def test_psql_steps_down_to_nothing(postgres_url: URL, make_engine: MakeEngine) 
     engine = make_engine(postgres_url)
     migrations.setup_engine(engine)
     psql(postgres_url, script(Place(), "head:base", down=True))
-    assert tables(engine) == {VERSION_TABLE}
+    assert tables(engine) <= {VERSION_TABLE}  # some releases of Alembic drop it, some leave it
 
 
 def test_psql_leaves_the_official_saver_its_tables(
@@ -117,7 +117,7 @@ def test_psql_leaves_the_official_saver_its_tables(
     with engine.connect() as connection:
         migrations.check(connection)
     psql(postgres_url, script(Place(), "head:base", down=True))
-    psql(postgres_url, f"DROP TABLE {VERSION_TABLE};")
+    psql(postgres_url, f"DROP TABLE IF EXISTS {VERSION_TABLE};")
     assert dump(postgres_url) == before
 
 
@@ -142,4 +142,4 @@ def test_sqlite_replays_its_script(
     with closing(sqlite3.connect(tmp_path / "replayed.db")) as connection:
         connection.executescript(script(place, "head:base", "sqlite", down=True))
         left = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()
-    assert left == [(place.version_table,)]
+    assert set(left) <= {(place.version_table,)}

@@ -55,6 +55,7 @@ def workers() -> Iterator[list[Pipe]]:
         for near, _ in pairs:
             near.close()
         for process in started:
+            process.terminate()
             process.join(30)
 
 
