@@ -36,6 +36,9 @@ _BARE: dict[type, Callable[[Any], Any]] = {
     float: float.__float__,
 }
 
+#: Made once: `json.dumps` makes one for each call that is not its default.
+_ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+
 #: Turns a value into the (tag, payload) that stands for it.
 Pack = Callable[[Any], tuple[str, bytes]]
 #: The reverse of a `Pack`.
@@ -128,7 +131,7 @@ def load(text: str, unpack: Unpack) -> dict[str, Any]:
 
 def encode(jsonable: Any) -> str:
     """Compact JSON text of what `plain` or `jsonable` returned."""
-    return json.dumps(jsonable, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return _ENCODER.encode(jsonable)
 
 
 def contains(document: Any, part: Any) -> bool:
