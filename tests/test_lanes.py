@@ -1,0 +1,122 @@
+"""The short lane to the driver gives what Core gives, and gives way to whoever looks or listens."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+from backends import BACKENDS, Called, named
+from builders import config, put
+from sqlalchemy import Connection, Engine, event
+from sqlalchemy.exc import DBAPIError
+
+from ckpt_orm import lanes
+from ckpt_orm.rows import key_of
+from ckpt_orm.statements import statements_for
+
+IN_THE_CALLERS_THREAD = named([b for b in BACKENDS if b.name in ("sqlite", "psycopg")])
+
+
+@pytest.fixture
+def direct(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The statements that took the short lane."""
+    taken: list[Any] = []
+    original = lanes._execute_directly
+
+    def counted(conn: Connection, statement: Any, params: Any) -> Any:
+        taken.append(statement)
+        return original(conn, statement, params)
+
+    monkeypatch.setattr(lanes, "_execute_directly", counted)
+    return taken
+
+
+def everything(saver: Called) -> list[Any]:
+    """What every reading method returns, after something was stored."""
+    parent = put(saver, "t", {"a": [1], "b": "x"})
+    saver.put_writes(parent, [("a", b"\x00\xff"), ("b", None)], "task", "path")
+    latest = put(saver, "t", {"a": [1, 2], "b": "y"}, parent)
+    return [
+        saver.get_tuple(config("t")),
+        saver.get_tuple(parent),
+        list(saver.list(config("t"), filter={}, limit=5)),
+        saver.get_delta_channel_history(config=latest, channels=["a"]),
+    ]
+
+
+def values(results: list[Any]) -> list[Any]:
+    first, second, page, history = results
+    tuples = [first, second, *page]
+    return [(t.checkpoint["channel_values"], t.pending_writes) for t in tuples] + [history]
+
+
+@IN_THE_CALLERS_THREAD
+def test_both_lanes_give_the_same(
+    saver: Called, direct: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    short = values(everything(saver))
+    assert direct
+    saver.delete_thread("t")
+    direct.clear()
+    monkeypatch.setattr(lanes, "DRIVERS", set())
+    assert values(everything(saver)) == short
+    assert not direct
+
+
+@IN_THE_CALLERS_THREAD
+@pytest.mark.parametrize("name", lanes.EVENTS)
+def test_a_listener_hears_every_statement(saver: Called, direct: list[Any], name: str) -> None:
+    engine: Engine = saver.engine
+    heard: list[str] = []
+
+    def listen(*args: Any, **kwargs: Any) -> None:
+        heard.append(name)
+
+    everything(saver)
+    direct.clear()
+    event.listen(engine, name, listen)
+    try:
+        saver.get_tuple(config("t"))
+        saver.put_writes(saver.get_tuple(config("t")).config, [("a", 1)], "task")
+    finally:
+        event.remove(engine, name, listen)
+    assert len(heard) >= 3
+    assert not direct
+
+
+@IN_THE_CALLERS_THREAD
+def test_a_log_shows_every_statement(
+    saver: Called, direct: list[Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    everything(saver)
+    direct.clear()
+    saver.engine.echo = True
+    try:
+        with caplog.at_level(logging.INFO, "sqlalchemy.engine"):
+            saver.get_tuple(config("t"))
+    finally:
+        saver.engine.echo = False
+    assert "checkpoint_blobs" in caplog.text
+    assert not direct
+
+
+@IN_THE_CALLERS_THREAD
+def test_an_error_is_told_by_core(saver: Called, direct: list[Any]) -> None:
+    st = statements_for(saver.models, saver.engine.dialect.name)
+    params = {"thread_id": "t", "checkpoint_ns": "", "rows": "no json", "payload": b""}
+    params |= {"checkpoint_id": "1", "task_id": "1", "task_path": ""}
+    with saver.engine.connect() as conn, pytest.raises(DBAPIError):
+        lanes.execute(conn, st, st.WRITES, params)
+    assert direct == [st.WRITES]
+
+
+@IN_THE_CALLERS_THREAD
+def test_a_transaction_that_an_error_spoils_is_left_to_core(
+    saver: Called, direct: list[Any]
+) -> None:
+    st = statements_for(saver.models, saver.engine.dialect.name)
+    params = {k: v for k, v in key_of(config("t"))._asdict().items() if v is not None}
+    with saver.engine.begin() as conn:
+        lanes.execute(conn, st, st.LATEST, params)
+    assert len(direct) == (1 if st.dialect.forgives else 0)
