@@ -86,13 +86,13 @@ class Called:
         if self.loop is None or name in ("get_next_version", "with_allowlist", "serde", "models"):
             return getattr(self.saver, name)
         method = getattr(self.saver, f"a{name}")
-        return self._list(method) if name == "list" else self._call(method)
+        return self._each(method) if name in ("list", "threads") else self._call(method)
 
     def _call(self, method: Callable[..., Any]) -> Callable[..., Any]:
         assert self.loop is not None
         return lambda *args, **kwargs: self.loop.run_until_complete(method(*args, **kwargs))
 
-    def _list(self, method: Callable[..., Any]) -> Callable[..., Any]:
+    def _each(self, method: Callable[..., Any]) -> Callable[..., Any]:
         assert self.loop is not None
 
         def items(*args: Any, **kwargs: Any) -> Iterator[Any]:
