@@ -64,23 +64,17 @@ class Called:
     Args:
         saver: the saver.
         loop: where the a-methods run; None to call the synchronous ones.
-        application: the engine the saver holds; a saver that holds none has no `engine` here.
+        given: the engine the saver holds; `engine` is it, or the synchronous half of an async one.
     """
 
     def __init__(
         self,
         saver: Any,
         loop: asyncio.AbstractEventLoop | None,
-        application: Engine | AsyncEngine | None = None,
+        given: Engine | AsyncEngine | None = None,
     ) -> None:
-        self.saver, self.loop, self.application = saver, loop, application
-
-    @property
-    def engine(self) -> Engine:
-        """The engine, or the synchronous half of an async one: it has the events and the pool."""
-        assert self.application is not None
-        engine = self.application
-        return engine if isinstance(engine, Engine) else engine.sync_engine
+        self.saver, self.loop, self.given = saver, loop, given
+        self.engine: Any = getattr(given, "sync_engine", given)
 
     def __getattr__(self, name: str) -> Any:
         if self.loop is None or name in ("get_next_version", "with_allowlist", "serde", "models"):
@@ -185,7 +179,8 @@ def called(
     loop = asyncio.new_event_loop() if backend.is_async else None
     try:
         with engine_of(backend, url, loop, **(engine_kwargs or {})) as engine:
-            found = Called(SQLAlchemySaver(engine, **saver_kwargs), loop, engine)
+            saver = SQLAlchemySaver(engine, **saver_kwargs)
+            found = Called(saver, loop, engine)
             found.setup()
             yield found
     finally:
