@@ -1,11 +1,12 @@
 """Small LangGraph graphs, and what can be seen of their threads in either colour.
 
 A graph is compiled with `saver.saver`; the functions below call it in the colour of `saver`. With
-`in_memory()` the same calls tell what LangGraph's own InMemorySaver makes of them.
+`in_memory` the same calls tell what LangGraph's own InMemorySaver makes of them.
 """
 
 from __future__ import annotations
 
+import asyncio
 import operator
 from collections.abc import Sequence
 from typing import Annotated, Any
@@ -18,9 +19,9 @@ from langgraph.types import interrupt
 from typing_extensions import TypedDict
 
 
-def in_memory() -> Called:
-    """The model: LangGraph's own saver, called like any other."""
-    return Called(InMemorySaver(), None, None)
+def in_memory(loop: asyncio.AbstractEventLoop | None) -> Called:
+    """The model: LangGraph's own saver, called in the same colour."""
+    return Called(InMemorySaver(), loop, None)
 
 
 def thread(name: str, **configurable: Any) -> Any:
@@ -131,11 +132,13 @@ def deltas(saver: Called, rounds: int = 3, inner: Any = None, kind: Any = Deltas
         return ["inner"] if inner else [END]
 
     builder = StateGraph(kind)
+    builder.add_node("counted", counted)
     for name in "ab":
         builder.add_node(name, work(name))
         builder.add_edge(START, name)
-    builder.add_node("counted", counted)
-    builder.add_edge(["a", "b"], "counted")
+        # Not a barrier, `add_edge(["a", "b"], …)`: LangGraph hands its live set to saves that run
+        # in the background, so a checkpoint that is stored late holds what came after it.
+        builder.add_edge(name, "counted")
     if inner is not None:
         builder.add_node("inner", inner)
     builder.add_conditional_edges(
@@ -159,12 +162,11 @@ def asking(saver: Called | None, effects: list[str]) -> Any:
         return {"count": len(state["log"])}
 
     builder = StateGraph(Deltas)
-    names = ["x", "y", "z"]
-    for name in names:
+    builder.add_node("after", after)
+    for name in "xyz":
         builder.add_node(name, ask(name))
         builder.add_edge(START, name)
-    builder.add_node("after", after)
-    builder.add_edge(names, "after")
+        builder.add_edge(name, "after")
     return builder.compile(checkpointer=saver and saver.saver)
 
 
