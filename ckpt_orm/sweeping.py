@@ -132,16 +132,22 @@ def weigh(conn: Connection, st: Statements, thread_id: str, goes: Reduction | No
 
 
 @changes
-def delete(conn: Connection, st: Statements, jobs: Sequence[Job]) -> Swept:
-    """Do some jobs in one transaction, those whose thread no other sweep is at."""
-    return sum((_done(conn, st, job) for job in jobs), Swept())
+def delete(conn: Connection, st: Statements, jobs: Sequence[Job]) -> tuple[Swept, set[str]]:
+    """Do some jobs in one transaction; also the threads that were left to another sweep."""
+    swept, left = Swept(), set[str]()
+    for job in jobs:
+        held = conn.execute(st.HOLD, {"thread_id": job.thread_id}).first()
+        if job.thread_id in left or held is None:
+            left.add(job.thread_id)
+        elif job.ends is None:
+            swept += _reduced(conn, st, job)
+        else:
+            swept += _ended(conn, st, job.thread_id, *job.ends)
+    return swept, left
 
 
-def _done(conn: Connection, st: Statements, job: Job) -> Swept:
-    if conn.execute(st.HOLD, {"thread_id": job.thread_id}).first() is None:
-        return Swept(skipped=int(job.is_last))
-    if job.ends is not None:
-        return _ended(conn, st, job.thread_id, *job.ends)
+def _reduced(conn: Connection, st: Statements, job: Job) -> Swept:
+    """Delete some checkpoints, except what others need by now."""
     skeleton = skeleton_of(conn, st, job.thread_id)
     goes = reduction(skeleton, skeleton.bones.keys() - set(job.gone))
     swept = weigh.function(conn, st, job.thread_id, goes)
@@ -187,7 +193,7 @@ def sweep(
 ) -> Steps[Swept]:
     """Sweep all threads, each once."""
     total: int = (yield count, ()) if on_progress else 0
-    seen, swept, waiting = 0, Swept(), Waiting(plan.batch)
+    seen, swept, waiting, left = 0, Swept(), Waiting(plan.batch), set[str]()
     after: str | None = None
     while page := (yield threads, (after,)):
         for thread in page:
@@ -198,15 +204,23 @@ def sweep(
                 swept += yield from _predict(plan, thread.thread_id)
             else:
                 for jobs in waiting.add((yield from _jobs(plan, thread.thread_id))):
-                    swept += yield delete, (jobs,)
+                    swept += yield from _delete(jobs, left)
         after = page[-1].thread_id
         if on_progress:
             on_progress(Progress(min(seen, total), total, swept))
     for jobs in waiting.rest():
-        swept += yield delete, (jobs,)
+        swept += yield from _delete(jobs, left)
     if on_progress:
         on_progress(Progress(total, total, swept))
     return swept
+
+
+def _delete(jobs: Sequence[Job], left: set[str]) -> Steps[Swept]:
+    """Do jobs but those of threads that were left to another sweep, which finishes them."""
+    swept: Swept
+    swept, others = yield delete, ([job for job in jobs if job.thread_id not in left],)
+    left |= others
+    return swept + Swept(skipped=len(others))
 
 
 class Waiting:
