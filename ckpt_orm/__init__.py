@@ -13,6 +13,7 @@ What is public is named here. To read the code, follow a call:
     statements   PLAN: every SQL statement, each built once
     lanes        Core, or the short way to the driver
     history, retention    DeltaChannel walks; deleting and copying by rule
+    finding      summaries of threads, counts: what there is, without its state
     policies, sweeping    what of a thread stays; the rest goes in small transactions
     upkeep       the saver's methods for an operator
     models       the tables, as declarative models
@@ -33,6 +34,7 @@ from ckpt_orm.errors import (
     UnsupportedDialect,
     WrongEngine,
 )
+from ckpt_orm.finding import ThreadSummary
 from ckpt_orm.models import (
     Base,
     Checkpoint,
@@ -64,6 +66,7 @@ __all__ = [
     "SchemaError",
     "SchemaNotReady",
     "Swept",
+    "ThreadSummary",
     "UnsupportedDialect",
     "WrongEngine",
     "__version__",

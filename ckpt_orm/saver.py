@@ -23,7 +23,6 @@ from langgraph.checkpoint.base import (
     CheckpointMetadata,
     CheckpointTuple,
     DeltaChannelHistory,
-    get_checkpoint_id,
 )
 from langgraph.checkpoint.serde.base import SerializerProtocol
 from sqlalchemy import URL, Connection, Engine
@@ -32,10 +31,11 @@ from ckpt_orm import history, operations, retention
 from ckpt_orm.codec import Codec
 from ckpt_orm.engines import GivenEngine, LoopEngines, create, engines_of
 from ckpt_orm.errors import InvalidConfig
+from ckpt_orm.finding import Finding, check_limit, page_size
 from ckpt_orm.guests import GuestRunner
 from ckpt_orm.models import Models, declare
 from ckpt_orm.operations import Selection
-from ckpt_orm.rows import Key, check_key, key_of
+from ckpt_orm.rows import Key, key_of
 from ckpt_orm.runners import Runner
 from ckpt_orm.upkeep import Upkeep
 
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 PAGE = 50
 
 
-class SQLAlchemySaver(Upkeep, BaseCheckpointSaver[str]):
+class SQLAlchemySaver(Finding, Upkeep, BaseCheckpointSaver[str]):
     """A LangGraph checkpointer that keeps threads in a SQLite or Postgres database.
 
     One object serves `graph.invoke` and `graph.ainvoke`, from any thread and any event loop.
@@ -280,11 +280,11 @@ class SQLAlchemySaver(Upkeep, BaseCheckpointSaver[str]):
         Raises:
             InvalidConfig: for a negative limit, or as `get_tuple` does.
         """
-        return self._list(self._selection(config, filter, before), _limit(limit))
+        return self._list(self._selection(config, filter, before), check_limit(limit))
 
     def _list(self, selection: Selection, limit: int | None) -> Iterator[CheckpointTuple]:
         after: Key | None = None
-        while size := _page_size(limit):
+        while size := page_size(limit, PAGE):
             page = self._runner.run(operations.page, selection, after, size)
             yield from map(Codec(self.serde).decode, page)
             if len(page) < size:
@@ -300,36 +300,19 @@ class SQLAlchemySaver(Upkeep, BaseCheckpointSaver[str]):
         limit: int | None = None,
     ) -> AsyncIterator[CheckpointTuple]:
         """`list`, for async callers."""
-        return self._alist(self._selection(config, filter, before), _limit(limit))
+        return self._alist(self._selection(config, filter, before), check_limit(limit))
 
     async def _alist(
         self, selection: Selection, limit: int | None
     ) -> AsyncIterator[CheckpointTuple]:
         after: Key | None = None
-        while size := _page_size(limit):
+        while size := page_size(limit, PAGE):
             page = await self._runner.arun(operations.page, selection, after, size)
             for found in page:
                 yield Codec(self.serde).decode(found)
             if len(page) < size:
                 return
             after, limit = page[-1].key, None if limit is None else limit - size
-
-    def _selection(
-        self,
-        config: RunnableConfig | None,
-        filter: Mapping[str, Any] | None,
-        before: RunnableConfig | None,
-    ) -> Selection:
-        metadata = Codec(self.serde).encode_filter(filter) if filter else None
-        before_id = get_checkpoint_id(before) if before else None
-        bound = str(before_id) if before_id else None
-        check_key(bound)
-        if config is None:
-            return Selection(before=bound, filter=metadata)
-        key = key_of(config)
-        every = config["configurable"].get("checkpoint_ns") is None
-        namespace = None if every else key.checkpoint_ns
-        return Selection(key.thread_id, namespace, key.checkpoint_id, bound, metadata)
 
     def get_delta_channel_history(
         self, *, config: RunnableConfig, channels: Sequence[str]
@@ -532,16 +515,6 @@ class SQLAlchemySaver(Upkeep, BaseCheckpointSaver[str]):
         operation = retention.strategy(strategy)
         for thread_id in _strings("thread_ids", thread_ids):
             await self._runner.arun(operation, thread_id)
-
-
-def _limit(limit: int | None) -> int | None:
-    if limit is not None and limit < 0:
-        raise InvalidConfig(f"limit is {limit}: pass None for all checkpoints, or a number from 0")
-    return limit
-
-
-def _page_size(limit: int | None) -> int:
-    return PAGE if limit is None else min(PAGE, limit)
 
 
 def _thread(thread_id: object) -> str:

@@ -25,7 +25,7 @@ FLOORS = [
     {"history", "retention", "runners"},
     {"guests"},
     {"policies"},
-    {"sweeping", "verifying"},
+    {"finding", "sweeping", "verifying"},
     {"upkeep"},
     {"saver"},
     {"__init__"},

@@ -227,6 +227,8 @@ def test_every_method_on_the_one_connection_there_is(
         second = put(saver, "t", {"log": [1, 2]}, first)
         saver.put_writes(second, [("log", 3)], "task")
         assert len(list(saver.list(config("t"), filter={"run_id": "r1"}))) == 1
+        assert [found.checkpoints for found in saver.threads()] == [2]
+        assert saver.count() == 2
         history = saver.get_delta_channel_history(config=second, channels=["log"])
         assert exact(history["log"]) == exact({"writes": [], "seed": [1]})
         saver.copy_thread("t", "u")

@@ -9,6 +9,7 @@ What depends on the shape of a call (which conditions a `list` has) is built onc
     walking    the ancestors that a DeltaChannel is rebuilt from
     keeping    a thread without its state, deletions by key, copies
     sweeping   which threads there are, how old and heavy they are, and whether all fits
+    finding    summaries of threads, counts of checkpoints
     writing    put, put_writes, delete_thread
 """
 

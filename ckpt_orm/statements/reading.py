@@ -6,7 +6,7 @@ first column; a kind leaves the columns that it does not have NULL.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -107,21 +107,24 @@ class Reading:
     def page(self, shape: Page) -> Executable:
         """A page of checkpoints, newest first, with their blobs (each once) and their writes."""
         if shape not in self._pages:
-            table, in_order = self.checkpoints.c, self.dialect.in_order
-            where = [
-                self._is(key)
-                for key in ("thread_id", "checkpoint_ns", "checkpoint_id")
-                if getattr(shape, key)
-            ]
-            if shape.before:
-                where.append(in_order(table.checkpoint_id) < param("before"))
-            if shape.filter:
-                where.append(self.dialect.contains(table.metadata, param("filter")))
-            if shape.after:
-                where.append(self._after())
-            target = self._targets(*where, limit=param("limit", Integer))
+            target = self._targets(*self._where(shape), limit=param("limit", Integer))
             self._pages[shape] = self._reading(target, several=True)
         return self._pages[shape]
+
+    def _where(self, shape: Page) -> Sequence[ColumnElement[bool]]:
+        table, in_order = self.checkpoints.c, self.dialect.in_order
+        where = [
+            self._is(key)
+            for key in ("thread_id", "checkpoint_ns", "checkpoint_id")
+            if getattr(shape, key)
+        ]
+        if shape.before:
+            where.append(in_order(table.checkpoint_id) < param("before"))
+        if shape.filter:
+            where.append(self.dialect.contains(table.metadata, param("filter")))
+        if shape.after:
+            where.append(self._after())
+        return where
 
     def _after(self) -> ColumnElement[bool]:
         """Below the last row of the page before, in the order of `_targets`."""

@@ -29,14 +29,14 @@ from sqlalchemy import (
 from sqlalchemy.sql.base import Executable
 
 from ckpt_orm.statements.dialects import Column, constant, param
+from ckpt_orm.statements.finding import Finding
 from ckpt_orm.statements.reading import key_columns
-from ckpt_orm.statements.sweeping import Sweeping
 
 #: Bytes of a digest; it stands behind its payload.
 DIGEST_SIZE = 16
 
 
-class Statements(Sweeping):
+class Statements(Finding):
     """All statements of one set of tables on one dialect; `statements_for` makes and keeps them."""
 
     @cached_property
