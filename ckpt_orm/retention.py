@@ -164,7 +164,7 @@ def skeleton_of(conn: Connection, st: Statements, thread_id: str) -> Skeleton:
     for row in conn.execute(st.SKELETON, {"thread_id": thread_id}).all():
         if row.kind == "checkpoint":
             place = Place(row.checkpoint_ns, row.checkpoint_id)
-            skeleton.bones[place] = _bone(
+            skeleton.bones[place] = bone_of(
                 place, row.parent_checkpoint_id, row.checkpoint, row.metadata
             )
         elif row.kind == "blob":
@@ -174,7 +174,12 @@ def skeleton_of(conn: Connection, st: Statements, thread_id: str) -> Skeleton:
     return skeleton
 
 
-def _bone(place: Place, parent: str | None, checkpoint: str, metadata: str) -> Bone:
+def bone_of(place: Place, parent: str | None, checkpoint: str, metadata: str) -> Bone:
+    """A checkpoint of its row, which is JSON text.
+
+    Raises:
+        ValueError: for what is no JSON.
+    """
     document, about = json.loads(checkpoint), json.loads(metadata)
     versions = document.get("channel_versions") or {}
     root = (about.get("parents") or {}).get("")
