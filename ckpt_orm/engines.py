@@ -16,7 +16,7 @@ from sqlalchemy import URL, Engine, create_engine, event, make_url
 from sqlalchemy.pool import QueuePool, SingletonThreadPool, StaticPool
 
 from ckpt_orm.errors import WrongEngine
-from ckpt_orm.statements import Dialect, dialect_named
+from ckpt_orm.statements import dialect_named
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine
@@ -164,19 +164,6 @@ def in_memory(url: URL) -> bool:
     )
 
 
-class Views:
-    """An engine as operations use it: for a single statement, and for a transaction.
-
-    Views share the engine's pool and events; nothing is set on the engine itself.
-    """
-
-    def __init__(self, engine: Any, dialect: Dialect) -> None:
-        self.engine = engine
-        options = {} if engine.get_execution_options().get(AUTOCOMMITS) else dialect.single
-        self.single = engine.execution_options(**options)
-        self.several = engine.execution_options(**dialect.several)
-
-
 class LoopEngines:
     """The AsyncEngines of one URL: one per event loop, disposed of when its loop shuts down.
 
@@ -185,13 +172,12 @@ class LoopEngines:
 
     def __init__(self, url: URL, kwargs: dict[str, Any]) -> None:
         self.url, self._kwargs = url, kwargs
-        self.dialect = dialect_named(url.get_backend_name())
-        self._loops: WeakKeyDictionary[asyncio.AbstractEventLoop, tuple[Views, Any]] = (
+        self._loops: WeakKeyDictionary[asyncio.AbstractEventLoop, tuple[AsyncEngine, Any]] = (
             WeakKeyDictionary()
         )
 
-    async def views(self) -> Views:
-        """The views of the running loop's engine."""
+    async def current(self) -> AsyncEngine:
+        """The running loop's engine."""
         loop = asyncio.get_running_loop()
         if loop not in self._loops:
             from sqlalchemy.ext.asyncio import create_async_engine
@@ -199,7 +185,7 @@ class LoopEngines:
             engine = create_async_engine(self.url, **self._kwargs)
             tune(engine)
             guard = self._until_shutdown(engine)
-            self._loops[loop] = Views(engine, self.dialect), guard
+            self._loops[loop] = engine, guard
             await anext(guard)
         return self._loops[loop][0]
 
@@ -224,25 +210,25 @@ class GivenEngine:
 
     def __init__(self, engine: AsyncEngine) -> None:
         self.url = engine.url
-        self.dialect = dialect_named(engine.dialect.name)
+        dialect_named(engine.dialect.name)
         self.is_static = isinstance(engine.pool, StaticPool)
-        self._views = Views(engine, self.dialect)
+        self._engine = engine
         self._loop: ref[asyncio.AbstractEventLoop] | None = None
 
-    async def views(self) -> Views:
-        """The views of the engine."""
+    async def current(self) -> AsyncEngine:
+        """The engine, on whichever loop."""
         running = asyncio.get_running_loop()
         last = self._loop() if self._loop is not None else running
         if last is None or last.is_closed():
             self._leave_closed_loop()
         if last is not running or self._loop is None:
             self._loop = ref(running)
-        return self._views
+        return self._engine
 
     def _leave_closed_loop(self) -> None:
         # What the pool still holds died with its loop. A memory database lives on in a thread.
         if not in_memory(self.url):
-            self._views.engine.sync_engine.dispose(close=False)
+            self._engine.sync_engine.dispose(close=False)
 
     async def dispose(self) -> None:
         """Nothing: the application made the engine."""

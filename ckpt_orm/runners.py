@@ -38,7 +38,7 @@ from tenacity import (
 )
 
 from ckpt_orm import migrations
-from ckpt_orm.engines import GivenEngine, LoopEngines, Views, check_shareable
+from ckpt_orm.engines import AUTOCOMMITS, GivenEngine, LoopEngines, check_shareable
 from ckpt_orm.errors import CheckpointError, DatabaseError, DatabaseUnavailable, WrongEngine
 from ckpt_orm.models import Models
 from ckpt_orm.operations import Access, Operation
@@ -92,7 +92,6 @@ class Runner:
         self.engine = engine
         self.async_engine = async_engine
         self._owned = owned
-        self._views = Views(engine, self.statements.dialect) if engine else None
         self._turns = Turns(engine, async_engine)
         self._ready = False
 
@@ -105,14 +104,14 @@ class Runner:
             DatabaseUnavailable: where the database could not be reached in several runs.
             DatabaseError: where it refused the operation.
         """
-        views = self._sync_views()
+        engine = self._sync_engine()
         with translated(operation.name):
             try:
-                return self._run_once(views, operation, *args, **kwargs)
+                return self._run_once(engine, operation, *args, **kwargs)
             except Exception as error:
                 if not passes(error):
                     raise
-            once = partial(self._run_once, views, operation, *args, **kwargs)
+            once = partial(self._run_once, engine, operation, *args, **kwargs)
             return Retrying(**RETRY)(once)
 
     async def arun(self, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
@@ -132,20 +131,30 @@ class Runner:
             return await AsyncRetrying(**RETRY)(once)
 
     def _run_once(
-        self, views: Views, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs
+        self, engine: Engine, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs
     ) -> R:
-        with self._turns.take(operation.access), self._connect(views, operation.access) as conn:
-            return self.execute(conn, operation, *args, **kwargs)
+        with self._turns.take(operation.access), engine.connect() as conn:
+            return self._execute_alone(conn, operation, *args, **kwargs)
 
     async def _arun_once(self, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        views = await cast("LoopEngines | GivenEngine", self.async_engine).views()
-        turn = self._turns.atake(operation.access)
-        async with turn, self._connect(views, operation.access) as conn:
-            return await conn.run_sync(self.execute, operation, *args, **kwargs)  # type: ignore[no-any-return]
+        engine = await cast("LoopEngines | GivenEngine", self.async_engine).current()
+        execute: Any = self._execute_alone
+        async with self._turns.atake(operation.access), engine.connect() as conn:
+            return await conn.run_sync(execute, operation, *args, **kwargs)
 
-    def _connect(self, views: Views, access: Access) -> Any:
-        """A connection that needs no transaction, or one in a transaction."""
-        return views.single.connect() if self._is_alone(access) else views.several.begin()
+    def _execute_alone(
+        self, conn: Connection, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs
+    ) -> R:
+        """Execute on a connection of one's own: in a transaction, or without one."""
+        # The options are set here, not on a view of the engine. That one sets them as part of
+        # connecting, and a cancellation there leaves a connection that nobody gives back.
+        dialect, is_alone = self.statements.dialect, self._is_alone(operation.access)
+        if not is_alone:
+            conn.execution_options(**dialect.several)
+        elif not conn.get_execution_options().get(AUTOCOMMITS):
+            conn.execution_options(**dialect.single)
+        with nullcontext() if is_alone else conn.begin():
+            return self.execute(conn, operation, *args, **kwargs)
 
     def _is_alone(self, access: Access) -> bool:
         at_once = self.statements.dialect.begin is None
@@ -185,14 +194,14 @@ class Runner:
         if not driver.in_transaction and not writes_first:
             conn.exec_driver_sql(begin)
 
-    def _sync_views(self) -> Views:
-        if self._views is None:
+    def _sync_engine(self) -> Engine:
+        if self.engine is None:
             raise WrongEngine(
                 "this saver holds an AsyncEngine only, which a synchronous call cannot use: call "
                 "the a-method (graph.ainvoke, aget_tuple, …), or pass an Engine as well, "
                 "SQLAlchemySaver(engine, async_engine)"
             )
-        return self._views
+        return self.engine
 
     def __str__(self) -> str:
         dialect = self.engine.url if self.engine else self.async_engine and self.async_engine.url
@@ -202,18 +211,18 @@ class Runner:
 
     def setup(self) -> None:
         """Bring the tables to this release's revision; see `migrations.setup`."""
-        views = self._sync_views()
+        engine = self._sync_engine()
         turn = self._turns.take(Access.CHANGE)
-        with translated("setup"), turn, views.engine.connect() as conn:
+        with translated("setup"), turn, engine.connect() as conn:
             self.migrate(migrations.setup, conn)
 
     async def asetup(self) -> None:
         """`setup` in the other colour."""
         if self.async_engine is None:
             return await in_thread(self.setup)
-        views = await self.async_engine.views()
+        engine = await self.async_engine.current()
         with translated("setup"):
-            async with self._turns.atake(Access.CHANGE), views.engine.connect() as conn:
+            async with self._turns.atake(Access.CHANGE), engine.connect() as conn:
                 await conn.run_sync(partial(self.migrate, migrations.setup))
 
     def dispose(self) -> None:
