@@ -37,6 +37,9 @@ from ckpt_orm.documents import contains_text
 from ckpt_orm.errors import UnsupportedDialect
 
 Column = ColumnElement[Any]
+Columns = ReadOnlyColumnCollection[str, Any]
+#: What a table was joined to, and the joined table's columns.
+Looked = tuple[FromClause, Columns]
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,7 @@ class Dialect:
         together: statements that are executed as one, where the dialect can.
         elements: the (value) rows of the JSON array of strings bound under a name.
         lookup: a join by primary key, and the columns of the joined table.
+        lookups: a join by the beginning of a primary key, for several rows.
         text: a document, or a scalar in one, as text.
         has_entry: whether an entry of a document has an entry of a given name.
         entry: that entry as text.
@@ -71,10 +75,8 @@ class Dialect:
     rows: Callable[..., FromClause]
     together: Callable[..., Sequence[Executable]]
     elements: Callable[[str], TableValuedAlias]
-    lookup: Callable[
-        [FromClause, Table, ColumnElement[bool]],
-        tuple[FromClause, ReadOnlyColumnCollection[str, Any]],
-    ]
+    lookup: Callable[[FromClause, Table, ColumnElement[bool]], Looked]
+    lookups: Callable[[FromClause, Table, ColumnElement[bool]], Looked]
     text: Callable[[Column], Column]
     member: Callable[[Column, str], Column]
     has_entry: Callable[[Column, str, Column], ColumnElement[bool]]
@@ -99,13 +101,18 @@ def _at(document: Column, key: str) -> Column:
     return document.op("->", return_type=JSONB())(text(f"'{key}'"))
 
 
-def _lateral(
-    left: FromClause, table: Table, same: ColumnElement[bool]
-) -> tuple[FromClause, ReadOnlyColumnCollection[str, Any]]:
+def _lateral(left: FromClause, table: Table, same: ColumnElement[bool]) -> Looked:
     # Left to join as it likes, the planner guesses a hundred rows for a JSON object, and reads the
     # whole table to hash it; and a prepared statement keeps a plan made when the table was small.
     row = select(table).where(same).limit(literal_column("1")).lateral()
     return left.join(row, true()), row.c
+
+
+def _laterals(left: FromClause, table: Table, same: ColumnElement[bool]) -> Looked:
+    # The same for several rows: OFFSET keeps the planner from joining as it likes. On a table that
+    # was never analyzed it would read a thread's rows once for each of them.
+    rows = select(table).where(same).offset(literal_column("0")).lateral()
+    return left.join(rows, true()), rows.c
 
 
 def _recordset(name: str, **types: type[TypeEngine[Any]]) -> FromClause:
@@ -135,6 +142,7 @@ POSTGRES = Dialect(
         .render_derived()
     ),
     lookup=_lateral,
+    lookups=_laterals,
     text=lambda value: cast(value, Text),
     member=lambda document, key: document.op("->>", return_type=Text())(text(f"'{key}'")),
     has_entry=lambda document, key, name: func.coalesce(
@@ -180,6 +188,7 @@ SQLITE = Dialect(
     together=lambda *statements: statements,
     elements=lambda name: func.json_each(bindparam(name, type_=Text)).table_valued("value"),
     lookup=lambda left, table, same: (left.join(table, same), table.c),
+    lookups=lambda left, table, same: (left.join(table, same), table.c),
     text=lambda value: cast(value, Text),
     member=lambda document, key: func.json_extract(document, constant(f"$.{key}")),
     has_entry=lambda document, key, name: _sqlite_entry(

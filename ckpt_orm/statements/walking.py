@@ -21,7 +21,7 @@ from sqlalchemy.sql.base import Executable
 from sqlalchemy.sql.selectable import CTE
 
 from ckpt_orm.rows import EMPTY
-from ckpt_orm.statements.dialects import Column, constant, param
+from ckpt_orm.statements.dialects import Column, Columns, constant, param
 from ckpt_orm.statements.reading import Reading, found
 
 
@@ -61,34 +61,36 @@ class Walking(Reading):
             .select_from(target.join(channels, true()))
             .cte("walk", recursive=True)
         )
-        ancestor = self.checkpoints.alias("ancestor")
+        at_parent = self._is_at(self.checkpoints, walk.c.parent_checkpoint_id)
+        onwards, ancestor = self.dialect.lookup(walk, self.checkpoints, at_parent)
         seeded = or_(
-            self.dialect.has_entry(ancestor.c.checkpoint, "channel_values", walk.c.channel),
+            self.dialect.has_entry(ancestor.checkpoint, "channel_values", walk.c.channel),
             exists().where(self._is_value(ancestor, walk.c.channel)),
         )
         step = select(
             walk.c.channel,
-            ancestor.c.checkpoint_id,
-            ancestor.c.parent_checkpoint_id,
+            ancestor.checkpoint_id,
+            ancestor.parent_checkpoint_id,
             cast(constant("ancestor"), Text),
             case((seeded, constant(1)), else_=constant(0)),
-        ).select_from(walk.join(ancestor, self._is_at(ancestor, walk.c.parent_checkpoint_id)))
+        ).select_from(onwards)
         # UNION, not UNION ALL: a row that is there already is not followed again, so the walk
         # ends on a cycle of parents too.
         return self._walked(walk.union(step.where(walk.c.seeded == constant(0))))
 
     def _walked(self, walk: CTE) -> Executable:
         """The steps of a walk with what was found on it."""
-        seed, write = self.checkpoints.alias("seed"), self.writes.c
+        seed = self.checkpoints.alias("seed")
         at_seed = and_(walk.c.seeded == constant(1), self._is_at(seed, walk.c.checkpoint_id))
         key = {"channel": walk.c.channel, "checkpoint_id": walk.c.checkpoint_id}
         wrote = and_(
             self._is_at(self.writes, walk.c.checkpoint_id),
-            write.channel == walk.c.channel,
+            self.writes.c.channel == walk.c.channel,
             walk.c.kind == constant("ancestor"),
         )
+        written, write = self.dialect.lookups(walk, self.writes, wrote)
         valued, blob = self.dialect.lookup(
-            walk.join(seed, at_seed), self.blobs, self._is_value(seed, walk.c.channel)
+            walk.join(seed, at_seed), self.blobs, self._is_value(seed.c, walk.c.channel)
         )
         return union_all(
             found(
@@ -107,7 +109,7 @@ class Walking(Reading):
             ),
             found(
                 "write",
-                walk.join(self.writes, wrote),
+                written,
                 **key,
                 **{name: write[name] for name in ("task_path", "task_id", "idx", "type", "blob")},
             ),
@@ -121,13 +123,13 @@ class Walking(Reading):
             table.c.checkpoint_id == checkpoint_id,
         )
 
-    def _is_value(self, checkpoint: FromClause, channel: Column) -> ColumnElement[bool]:
+    def _is_value(self, checkpoint: Columns, channel: Column) -> ColumnElement[bool]:
         """Whether a blob is the value of a channel at a checkpoint."""
         blob, version_of = self.blobs.c, self.dialect.entry
         return and_(
             blob.thread_id == param("thread_id"),
             blob.checkpoint_ns == param("checkpoint_ns"),
             blob.channel == channel,
-            blob.version == version_of(checkpoint.c.checkpoint, "channel_versions", channel),
+            blob.version == version_of(checkpoint.checkpoint, "channel_versions", channel),
             blob.type != constant(EMPTY),
         )
