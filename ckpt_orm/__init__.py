@@ -15,6 +15,8 @@ What is public is named here. To read the code, follow a call:
     history, retention    DeltaChannel walks; deleting and copying by rule
     finding      summaries of threads, counts: what there is, without its state
     policies, sweeping    what of a thread stays; the rest goes in small transactions
+    anatomy, verifying    whether what is stored fits together
+    compacting   a value where a DeltaChannel had to be rebuilt
     upkeep       the saver's methods for an operator
     models       the tables, as declarative models
     migrations   the revisions that create and change them
@@ -46,6 +48,7 @@ from ckpt_orm.models import (
 from ckpt_orm.policies import Retention
 from ckpt_orm.saver import SQLAlchemySaver
 from ckpt_orm.sweeping import Progress, Swept
+from ckpt_orm.verifying import Fault, Report
 from ckpt_orm.version import __version__
 
 __all__ = [
@@ -57,10 +60,12 @@ __all__ = [
     "CorruptCheckpoint",
     "DatabaseError",
     "DatabaseUnavailable",
+    "Fault",
     "ForeignTable",
     "InvalidConfig",
     "Models",
     "Progress",
+    "Report",
     "Retention",
     "SQLAlchemySaver",
     "SchemaError",

@@ -116,7 +116,7 @@ class Codec:
             if version is None:
                 inline[channel] = documents.packed(value, self._pack)
             elif channel in new_versions or small:
-                blobs.append(self._blob(channel, version, value))
+                blobs.append(self.blob(channel, version, value))
         blobs.extend(
             Blob(channel, version_key(version), EMPTY, None, None)
             for channel, version in new_versions.items()
@@ -124,7 +124,8 @@ class Codec:
         )
         return inline, blobs
 
-    def _blob(self, channel: str, version: str | int | float, value: Any) -> Blob:
+    def blob(self, channel: str, version: str | int | float, value: Any) -> Blob:
+        """The row of a value, with its digest."""
         tag, payload = self._dumps(value)
         return Blob(channel, version_key(version), tag, payload, xxh3_128_digest(payload))
 

@@ -127,8 +127,7 @@ def put(conn: Connection, st: Statements, rows: PutRows) -> None:
         "metadata": rows.metadata,
     }
     if blobs:
-        cells = [{"channel": b.channel, "version": b.version, "type": b.type} for b in blobs]
-        params |= _rows(cells, [(b.blob, b.digest) for b in blobs])
+        params |= blob_rows(blobs)
     for statement in st.PUT if blobs else (st.CHECKPOINT,):
         lanes.execute(conn, st, statement, params)
 
@@ -147,6 +146,12 @@ def delete_thread(conn: Connection, st: Statements, thread_id: str) -> None:
     """Remove all rows of a thread, in every namespace."""
     for statement in st.DELETE_THREAD:
         lanes.execute(conn, st, statement, {"thread_id": thread_id})
+
+
+def blob_rows(blobs: Sequence[Blob]) -> dict[str, Any]:
+    """The parameters of blobs."""
+    cells = [{"channel": b.channel, "version": b.version, "type": b.type} for b in blobs]
+    return _rows(cells, [(b.blob, b.digest) for b in blobs])
 
 
 def _rows(

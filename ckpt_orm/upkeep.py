@@ -7,27 +7,28 @@ no connection is held.
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 from typing import Any, TypeVar
 
-from langgraph.checkpoint.serde.base import SerializerProtocol
+from langchain_core.runnables import RunnableConfig
+from langgraph.checkpoint.base import BaseCheckpointSaver
 
-from ckpt_orm import sweeping
+from ckpt_orm import compacting, sweeping, verifying
 from ckpt_orm.codec import Codec
 from ckpt_orm.errors import InvalidConfig
 from ckpt_orm.guests import GuestRunner
 from ckpt_orm.policies import Retention
-from ckpt_orm.rows import Key
+from ckpt_orm.rows import Key, key_of
 from ckpt_orm.runners import Runner
 from ckpt_orm.sweeping import Plan, Progress, Steps, Swept
+from ckpt_orm.verifying import Report
 
 R = TypeVar("R")
 
 
-class Upkeep:
+class Upkeep(BaseCheckpointSaver[str]):
     """The part of the saver that no graph calls."""
 
-    serde: SerializerProtocol
     _runner: Runner | GuestRunner
 
     def sweep(
@@ -70,6 +71,85 @@ class Upkeep:
         """`sweep`, for async callers."""
         steps = sweeping.sweep(self._plan(policy, batch), on_progress, dry_run=dry_run)
         return await self._adrive(steps)
+
+    def verify(
+        self,
+        *,
+        payloads: bool = True,
+        repair: bool = False,
+        grace: timedelta = verifying.GRACE,
+        on_progress: Callable[[Report], object] | None = None,
+    ) -> Report:
+        """Check that what is stored fits together and can be read, thread by thread.
+
+        May run beside live runs: each thread is looked at in one snapshot.
+
+        Args:
+            payloads: whether every payload is read, its digest checked, and decoded.
+            repair: delete blobs and writes that no checkpoint needs; nothing else is changed.
+            grace: how long ago the last sign of life of a thread must be for that. A run's writes
+                come before their checkpoint.
+            on_progress: called with the report so far after each thread.
+
+        Returns:
+            The report: `report.ok`, or what was found.
+        """
+        return self._drive(self._verify(payloads, repair, grace, on_progress))
+
+    async def averify(
+        self,
+        *,
+        payloads: bool = True,
+        repair: bool = False,
+        grace: timedelta = verifying.GRACE,
+        on_progress: Callable[[Report], object] | None = None,
+    ) -> Report:
+        """`verify`, for async callers."""
+        return await self._adrive(self._verify(payloads, repair, grace, on_progress))
+
+    def compact(self, graph: Any, config: RunnableConfig) -> list[str]:
+        """Store the values that a checkpoint's DeltaChannels are rebuilt to.
+
+        It then needs no ancestors, which `prune` and `sweep` let go. Its id, versions and pending
+        writes stay, so that runs go on; doing it again changes nothing.
+
+        Args:
+            graph: the compiled graph whose channels they are; for a subgraph's namespace, the
+                subgraph.
+            config: the checkpoint, the latest of its thread and namespace without an id.
+
+        Returns:
+            The channels whose value was stored; none where there is no such checkpoint.
+        """
+        found = self.get_tuple(config)
+        channels = compacting.rebuilt(graph.channels, found) if found else []
+        if found is None or not channels:
+            return []
+        at = found.config
+        histories = self.get_delta_channel_history(config=at, channels=channels)
+        blobs = compacting.encode(Codec(self.serde), graph.channels, found, histories)
+        return channels if self._runner.run(compacting.snapshot, key_of(at), blobs) else []
+
+    async def acompact(self, graph: Any, config: RunnableConfig) -> list[str]:
+        """`compact`, for async callers."""
+        found = await self.aget_tuple(config)
+        channels = compacting.rebuilt(graph.channels, found) if found else []
+        if found is None or not channels:
+            return []
+        at = found.config
+        histories = await self.aget_delta_channel_history(config=at, channels=channels)
+        blobs = compacting.encode(Codec(self.serde), graph.channels, found, histories)
+        return channels if await self._runner.arun(compacting.snapshot, key_of(at), blobs) else []
+
+    def _verify(
+        self,
+        payloads: bool,
+        repair: bool,
+        grace: timedelta,
+        on_progress: Callable[[Report], object] | None,
+    ) -> Steps[Report]:
+        before = datetime.now(timezone.utc) - grace if repair else None
+        return verifying.verify(Codec(self.serde), before, on_progress, payloads=payloads)
 
     def _plan(self, policy: Retention, batch: int) -> Plan:
         if batch < 1:

@@ -18,6 +18,7 @@ from sqlalchemy import (
     and_,
     case,
     cast,
+    delete,
     exists,
     func,
     null,
@@ -61,13 +62,16 @@ class Sweeping(Keeping):
     def FIRST_ANY_THREADS(self) -> Executable:
         """The first page."""
         page = self._page(None, self.checkpoints, self.blobs, self.writes)
-        return select(page.c.thread_id).where(page.c.thread_id.is_not(None))
+        return self._any(page)
 
     @cached_property
     def ANY_THREADS(self) -> Executable:
         """The page after a thread."""
         page = self._page(param("after"), self.checkpoints, self.blobs, self.writes)
-        return select(page.c.thread_id).where(page.c.thread_id.is_not(None))
+        return self._any(page)
+
+    def _any(self, page: CTE) -> Executable:
+        return select(page.c.thread_id).where(page.c.thread_id.is_not(None)).order_by(page.c.number)
 
     def _page(self, after: Column | None, *tables: Table) -> CTE:
         """The next `limit` threads: from each to the next by index, whatever lies between."""
@@ -113,6 +117,13 @@ class Sweeping(Keeping):
             .where(of_thread, tuple_(*at).in_(first))
             .with_for_update(skip_locked=True)
         )
+
+    @cached_property
+    def THERE(self) -> Executable:
+        """A checkpoint's id, if it is there; it cannot go until the transaction ends."""
+        at = (self._is(name) for name in ("thread_id", "checkpoint_ns", "checkpoint_id"))
+        found = select(self.checkpoints.c.checkpoint_id).where(*at)
+        return found.with_for_update(read=True, key_share=True)
 
     def facts(self, *, metadata: bool) -> Executable:
         """What a policy asks of a thread's checkpoints, with their metadata or without."""
@@ -216,6 +227,27 @@ class Sweeping(Keeping):
             )
             .where(write.thread_id == of_thread)
             .group_by(write.checkpoint_ns, write.checkpoint_id),
+        )
+
+    @cached_property
+    def DATES(self) -> Executable:
+        """When a thread's checkpoints were stored."""
+        table = self.checkpoints.c
+        return select(table.checkpoint_id, table.created_at).where(
+            table.thread_id == param("thread_id")
+        )
+
+    @cached_property
+    def ORPHANED_WRITES(self) -> Executable:
+        """The writes of some checkpoints that are not there, to delete."""
+        place = self.dialect.rows("places", ns=Text, id=Text)
+        write = self.writes.c
+        at = ("thread_id", "checkpoint_ns", "checkpoint_id")
+        same = (self.checkpoints.c[name] == write[name] for name in at)
+        return delete(self.writes).where(
+            write.thread_id == param("of_thread"),
+            exists().where(write.checkpoint_ns == place.c.ns, write.checkpoint_id == place.c.id),
+            ~exists().where(*same),
         )
 
     @cached_property

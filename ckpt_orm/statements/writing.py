@@ -28,6 +28,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.sql.base import Executable
 
+from ckpt_orm.rows import EMPTY
 from ckpt_orm.statements.dialects import Column, constant, param
 from ckpt_orm.statements.finding import Finding
 from ckpt_orm.statements.reading import key_columns
@@ -62,11 +63,24 @@ class Statements(Finding):
     @cached_property
     def BLOBS(self) -> Any:
         """Blobs; a version that is there already stays as it is."""
+        return self._blobs().on_conflict_do_nothing(index_elements=key_columns(self.blobs))
+
+    @cached_property
+    def SNAPSHOTS(self) -> Any:
+        """Blobs; a version that is there already stays, unless it is empty."""
+        insert = self._blobs()
+        return insert.on_conflict_do_update(
+            index_elements=key_columns(self.blobs),
+            set_={name: insert.excluded[name] for name in ("type", "blob", "digest")},
+            where=self.blobs.c.type == constant(EMPTY),
+        )
+
+    def _blobs(self) -> Any:
         rows = self.dialect.rows(
             "rows", channel=Text, version=Text, type=Text, start=Integer, size=Integer
         )
         digest = _part(rows.c.start + rows.c.size, constant(DIGEST_SIZE))
-        insert = self._insert(
+        return self._insert(
             self.blobs,
             rows,
             **_params("thread_id", "checkpoint_ns"),
@@ -74,7 +88,6 @@ class Statements(Finding):
             blob=_part(rows.c.start, rows.c.size),
             digest=digest,
         )
-        return insert.on_conflict_do_nothing(index_elements=key_columns(self.blobs))
 
     @cached_property
     def WRITES(self) -> Any:
