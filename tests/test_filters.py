@@ -178,7 +178,7 @@ def postgres_engine(postgres: URL) -> Iterator[Engine]:
     engine.dispose()
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
 @given(st.lists(pairs(), min_size=8, max_size=20))
 def test_contains_decides_as_postgres_does(
     postgres_engine: Engine, asked: list[tuple[Any, Any]]
