@@ -410,7 +410,7 @@ def test_every_backend_answers_as_the_model_does(
         run_state_machine_as_test(  # type: ignore[no-untyped-call]
             bound,
             settings=settings(
-                max_examples=25,
+                max_examples=20,
                 stateful_step_count=20,
                 deadline=None,
                 suppress_health_check=list(HealthCheck),

@@ -6,10 +6,17 @@ import operator
 from typing import Annotated, Any
 
 import pytest
-from backends import Called
+from backends import BACKENDS, Called
 from graphs import Deltas, OneDelta, asking, counting, deltas, state, surviving, thread, update
 from langgraph.types import Command
 from typing_extensions import TypedDict
+
+#: One of each dialect and colour; the way a connection is held makes no difference to a state.
+pytestmark = pytest.mark.parametrize(
+    "backend",
+    [b for b in BACKENDS if b.name in ("sqlite", "aiosqlite", "psycopg", "asyncpg")],
+    ids=lambda backend: backend.name,
+)
 
 
 class PlainBefore(TypedDict, total=False):
