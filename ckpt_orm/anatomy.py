@@ -36,7 +36,7 @@ class Anatomy:
         blobs: all blobs.
         since: by namespace, the lowest number of a version that ckpt_orm stored.
         writes: how many writes each checkpoint has, also one that is not there.
-        born: when its checkpoints, and those of its writes, were made; None where not known.
+        born: when its checkpoints, and those of orphaned writes, were made; None: not known.
     """
 
     thread_id: str

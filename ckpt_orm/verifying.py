@@ -135,7 +135,7 @@ def dissect(conn: Connection, st: Statements, thread_id: str) -> Anatomy:
             found.add_checkpoint(Place(row.checkpoint_ns, row.checkpoint_id), row)
     dates = conn.execute(st.DATES, {"thread_id": thread_id}).all()
     found.born = [born_at(row.checkpoint_id, row.created_at, None) for row in dates]
-    found.born += [born_at(place.checkpoint_id, None, None) for place in found.writes]
+    found.born += [born_at(at.checkpoint_id, None, None) for at in found.orphaned_writes()]
     return found
 
 

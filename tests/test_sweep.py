@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timedelta, timezone
@@ -20,6 +21,7 @@ from langgraph.checkpoint.serde.types import _DeltaSnapshot
 from langgraph.graph import END, START, StateGraph
 from langgraph.types import Command, interrupt
 from sqlalchemy import URL, Engine, create_engine, event, func, select, update
+from typer.testing import CliRunner
 from typing_extensions import TypedDict
 
 from ckpt_orm import (
@@ -32,10 +34,13 @@ from ckpt_orm import (
     SQLAlchemySaver,
     Swept,
 )
+from ckpt_orm.cli.commands import app
 from ckpt_orm.policies import minted
 
 DAY = timedelta(days=1)
 DELTAS = ["log", "files"]
+#: One of each dialect and colour, for what takes long.
+SOME = named([b for b in BACKENDS if b.name in ("sqlite", "psycopg", "asyncpg")])
 
 
 def chain(saver: Called, thread: str, length: int, ns: str = "", **metadata: Any) -> list[Any]:
@@ -311,6 +316,7 @@ def forest(saver: Called, thread: str) -> None:
     chain(saver, thread, 5, "sub")
 
 
+@SOME
 def test_a_dry_run_changes_nothing_and_predicts_exactly(saver: Called, ready_url: URL) -> None:
     for thread in "abc":
         forest(saver, thread)
@@ -359,6 +365,7 @@ class Stop(Exception):
     """The sweep is interrupted."""
 
 
+@SOME
 @pytest.mark.parametrize("at", [1, 4, 9, 14])
 def test_an_interrupted_sweep_leaves_all_readable_and_the_next_goes_on(
     saver: Called, ready_url: URL, at: int
@@ -386,6 +393,7 @@ def test_an_interrupted_sweep_leaves_all_readable_and_the_next_goes_on(
     assert saver.checked_out() == 0
 
 
+@SOME
 def test_two_sweepers_at_once_do_the_work_of_one(saver: Called) -> None:
     for number in range(12):
         forest(saver, f"t{number:02d}")
@@ -431,6 +439,7 @@ def _another(saver: Called, thread: str) -> tuple[Any, Any, Any]:
     return following, {"source": "loop", "step": 99}, new
 
 
+@SOME
 def test_a_sweep_beside_live_runs_loses_nothing_of_theirs(saver: Called) -> None:
     for number in range(3):
         chain(saver, f"t{number}", 30)
@@ -579,6 +588,7 @@ def grow(saver: Called, thread: str, history: Sequence[Any]) -> None:
         line.append((found, values, versions))
 
 
+@SOME
 @RELAXED
 @given(history=HISTORY, options=POLICIES, batch=st.integers(1, 5))
 def test_every_checkpoint_that_is_left_says_what_it_said(
@@ -605,6 +615,7 @@ def test_every_checkpoint_that_is_left_says_what_it_said(
     assert saver.sweep(policy) == Swept(), "a second sweep finds nothing"
 
 
+@SOME
 @RELAXED
 @given(history=HISTORY)
 def test_the_shortest_policy_is_what_prune_does(saver: Called, history: Any) -> None:
@@ -627,19 +638,21 @@ def _merged(state: dict[str, int], writes: Sequence[dict[str, int]]) -> dict[str
     return {name: number for found in (state, *writes) for name, number in found.items()}
 
 
-class State(TypedDict):
-    log: Annotated[list[Any], DeltaChannel(_appended, snapshot_frequency=3)]
-    files: Annotated[dict[str, int], DeltaChannel(_merged, snapshot_frequency=2)]
-    n: Annotated[int, add]
-
-
-def graph_of(saver: Any) -> Any:
+def graph_of(saver: Any, snapshot_frequency: int = 2) -> Any:
     """A node, a subgraph that asks, and a node, with two delta channels throughout."""
+    log = DeltaChannel(_appended, list, snapshot_frequency=snapshot_frequency + 1)
+    files = DeltaChannel(_merged, dict, snapshot_frequency=snapshot_frequency)
+    fields = {
+        "log": Annotated[list, log],
+        "files": Annotated[dict, files],
+        "n": Annotated[int, add],
+    }
+    State: Any = TypedDict("State", fields)  # type: ignore[operator]
 
-    def note(state: State) -> Any:
+    def note(state: Any) -> Any:
         return {"log": [f"note {state['n']}"], "files": {f"f{state['n']}": state["n"]}, "n": 1}
 
-    def ask(state: State) -> Any:
+    def ask(state: Any) -> Any:
         return {"log": [interrupt("go on?")]}
 
     inner = StateGraph(State).add_node("prepare", note).add_node("ask", ask)
@@ -665,6 +678,7 @@ def history_of(saver: Called, graph: Any, thread: str) -> dict[str, Any]:
     }
 
 
+@SOME
 def test_a_graph_goes_on_where_it_was_swept(saver: Called) -> None:
     graph, policy = graph_of(saver.saver), Retention(keep_last=2, thread_filter="swept")
     for thread in ("swept", "whole"):
@@ -680,3 +694,56 @@ def test_a_graph_goes_on_where_it_was_swept(saver: Called) -> None:
     ends = [next(iter(found.values()))[0] for found in (swept, whole)]
     assert ends[0] == ends[1]
     assert "yes 3" in ends[0]["log"]
+
+
+# --- the command ---
+
+
+def run(*arguments: str, url: URL | str | None) -> Any:
+    written = url.render_as_string(hide_password=False) if isinstance(url, URL) else url
+    environment = {"CKPT_ORM_DATABASE_URL": written, "COLUMNS": "200"}
+    return CliRunner().invoke(app, list(arguments), env=environment)
+
+
+@SOME
+def test_the_command_sweeps(saver: Called, ready_url: URL) -> None:
+    found = [*chain(saver, "user-1", 9), *chain(saver, "bot", 3)]
+    set_age(ready_url, 9 * DAY, *found[:5])
+    policy = ["--max-age", "2d", "--every", "4", "--keep-last", "2", "--thread", "user-*"]
+    told = run("sweep", *policy, "--dry-run", url=ready_url)
+    assert told.exit_code == 0, told.output
+    assert told.stdout.startswith("would delete 3 checkpoints, 3 writes and 3 blobs of 1 threads")
+    assert steps_of(saver, "user-1") == list(range(9))
+
+    done = json.loads(run("sweep", *policy, "--json", "--batch", "2", url=ready_url).stdout)
+    assert (done["checkpoints"], done["threads"]) == (3, 1)
+    assert steps_of(saver, "user-1") == [0, 4, 5, 6, 7, 8]
+    assert "deleted 0 checkpoints" in run("sweep", *policy, url=ready_url).stdout
+
+    ended = run("sweep", "--idle-after", "0s", "--thread", "bot", url=ready_url)
+    assert ended.exit_code == 0
+    assert run("sweep", "--keep-last", "1", "--keep-source", "loop", url=ready_url).exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        ([], 1, "would delete nothing"),
+        (["--keep-last", "0"], 1, "keep_last is 0"),
+        (["--max-age", "soon"], 2, "--max-age 'soon' is no duration: write 90m"),
+        (["--keep-last", "1", "--batch", "0"], 1, "batch is 0"),
+    ],
+)
+def test_the_command_refuses_what_makes_no_sense(
+    sqlite_url: URL, arguments: list[str], code: int, says: str
+) -> None:
+    failed = run("sweep", *arguments, url=sqlite_url)
+    assert failed.exit_code == code
+    assert says in failed.stderr
+
+
+def test_the_command_needs_a_database_that_is_set_up(sqlite_url: URL) -> None:
+    assert run("sweep", "--keep-last", "1", url=None).exit_code == 2
+    failed = run("sweep", "--keep-last", "1", url=sqlite_url)
+    assert failed.exit_code == 1
+    assert "ckpt-orm upgrade" in failed.stderr

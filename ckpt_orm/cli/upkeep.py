@@ -1,0 +1,172 @@
+"""`sweep` and `verify`: what an operator runs every night, and when something looks wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Annotated, Any
+
+import typer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn
+
+from ckpt_orm.cli.shared import Prefix, Schema, Url, err, fail, failures, out
+from ckpt_orm.migrations.connect import sync_url
+from ckpt_orm.policies import Retention
+from ckpt_orm.saver import SQLAlchemySaver
+from ckpt_orm.sweeping import BATCH, Swept
+from ckpt_orm.verifying import Report
+
+#: What a duration's letter means.
+UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
+
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Only tell what would go.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def sweep(
+    url: Url = None,
+    schema: Schema = None,
+    prefix: Prefix = "",
+    keep_last: Annotated[
+        int | None, typer.Option(help="Keep the newest ones of each namespace.")
+    ] = None,
+    max_age: Annotated[
+        str | None, typer.Option(help="Keep those that are younger: 30d, 12h, 90m.")
+    ] = None,
+    every: Annotated[int | None, typer.Option(help="Keep those of every n-th step.")] = None,
+    keep_source: Annotated[
+        list[str] | None, typer.Option(help="Keep those made by input, loop, update or fork.")
+    ] = None,
+    keep_interrupted: Annotated[
+        bool, typer.Option(help="Keep those that wait for the answer to an interrupt.")
+    ] = True,
+    idle_after: Annotated[
+        str | None, typer.Option(help="Delete threads whole whose newest one is older: 90d.")
+    ] = None,
+    thread: Annotated[str | None, typer.Option(help="Only these threads: 'user-*'.")] = None,
+    batch: Annotated[int, typer.Option(help="Checkpoints that a transaction deletes.")] = BATCH,
+    dry_run: DryRun = False,
+    as_json: AsJson = False,
+) -> None:
+    """Delete checkpoints that a retention policy does not keep, in small transactions."""
+    with failures(1):
+        policy = Retention(
+            keep_last=keep_last,
+            max_age=_duration("--max-age", max_age),
+            every=every,
+            keep_sources=frozenset(keep_source or ()),
+            keep_interrupted=keep_interrupted,
+            idle_after=_duration("--idle-after", idle_after),
+            thread_filter=thread,
+        )
+    with _progress("sweeping") as tell:
+        options = {"policy": policy, "dry_run": dry_run, "batch": batch, "on_progress": tell}
+        swept: Swept = _called(url, schema, prefix, "sweep", options)
+    _print_swept(swept, dry_run=dry_run, as_json=as_json)
+
+
+def _print_swept(swept: Swept, *, dry_run: bool, as_json: bool) -> None:
+    if as_json:
+        out.print(json.dumps(vars(swept)))
+        return
+    out.print(
+        f"{'would delete' if dry_run else 'deleted'} {swept.checkpoints:,} checkpoints, "
+        f"{swept.writes:,} writes and {swept.blobs:,} blobs of {swept.threads:,} threads, "
+        f"{swept.ended:,} of them whole: {swept.bytes:,} bytes of values"
+    )
+    if swept.skipped:
+        out.print(f"{swept.skipped:,} threads were in use and are left to the next sweep")
+
+
+def verify(
+    url: Url = None,
+    schema: Schema = None,
+    prefix: Prefix = "",
+    payloads: Annotated[
+        bool, typer.Option(help="Read every value, check its digest, and decode it.")
+    ] = True,
+    repair: Annotated[
+        bool, typer.Option("--repair", help="Delete what no checkpoint needs.")
+    ] = False,
+    grace: Annotated[
+        str, typer.Option(help="How long a thread must have been quiet for a repair.")
+    ] = "1h",
+    as_json: AsJson = False,
+) -> None:
+    """Check that all rows fit together and are readable: exit 0, else 1; 2 for unreachable."""
+    with failures(1):
+        quiet = _duration("--grace", grace)
+    with _progress("verifying") as tell:
+        options = {"payloads": payloads, "repair": repair, "grace": quiet, "on_progress": tell}
+        report: Report = _called(url, schema, prefix, "verify", options, unreachable=2)
+    if as_json:
+        out.print(json.dumps(report.as_dict()))
+    else:
+        _print_report(report)
+    if not report.ok:
+        raise typer.Exit(1)
+
+
+def _print_report(report: Report) -> None:
+    for fault in report.faults:
+        mark = "repaired: " if fault.repaired else ""
+        out.print(f"{mark}{fault.kind}: {fault.table} {fault.key}: {fault.problem}")
+    found = ", ".join(f"{n:,} {kind}" for kind, n in sorted(report.counts.items())) or "no fault"
+    out.print(
+        f"{report.threads:,} threads, {report.checkpoints:,} checkpoints, "
+        f"{report.payloads:,} values: {found}"
+    )
+
+
+def _called(
+    url: str | None,
+    schema: str | None,
+    prefix: str,
+    method: str,
+    options: Mapping[str, Any],
+    unreachable: int = 1,
+) -> Any:
+    """A method of a saver on the database, in the colour of the driver that is installed."""
+    if not url:
+        fail("no database: pass --url, or set CKPT_ORM_DATABASE_URL", 2)
+    with failures(unreachable):
+        made = sync_url(url)
+        saver = SQLAlchemySaver.from_url(made, schema=schema, table_prefix=prefix)
+        if made.get_dialect().is_async:
+            return asyncio.run(getattr(saver, f"a{method}")(**options))
+        with saver:
+            return getattr(saver, method)(**options)
+
+
+@contextmanager
+def _progress(what: str) -> Iterator[Callable[[Any], object] | None]:
+    """Something to tell progress to: a bar on a terminal, nothing where there is none."""
+    if not err.is_terminal:
+        yield None
+        return
+    columns = (SpinnerColumn(), TextColumn(what), BarColumn(), MofNCompleteColumn())
+    with Progress(*columns, console=err, transient=True) as bar:
+        task = bar.add_task(what, total=None)
+
+        def tell(found: Any) -> None:
+            seen = getattr(found, "seen", None)
+            if seen is None:
+                bar.update(task, completed=found.checkpoints)
+            else:
+                bar.update(task, completed=seen, total=found.total)
+
+        yield tell
+
+
+def _duration(option: str, text: str | None) -> timedelta | None:
+    """A time as it is written on a command line: a number and a unit."""
+    if text is None:
+        return None
+    found = re.fullmatch(r"(\d+)([smhdw])", text)
+    if found is None:
+        fail(f"{option} {text!r} is no duration: write 90m, 12h, 30d or 8w", 2)
+    return timedelta(**{UNITS[found[2]]: int(found[1])})
