@@ -21,7 +21,10 @@ from ckpt_orm.migrations import HEAD, REVISIONS
 from ckpt_orm.migrations.connect import sync_url
 from ckpt_orm.migrations.place import TABLES, VERSION_TABLE
 
-COMMANDS = ["upgrade", "downgrade", "current", "history", "check", "sql", "stamp", "grant", "demo"]
+COMMANDS = [
+    *("upgrade", "downgrade", "current", "history", "check", "sql", "stamp", "grant"),
+    *("sweep", "verify", "demo"),
+]
 
 
 def run(*arguments: str, url: URL | str | None = None) -> Any:
