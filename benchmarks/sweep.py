@@ -127,7 +127,7 @@ def _ratios(beside: list[float], alone: list[float]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.sweep", description=__doc__)
     parser.add_argument("--checkpoints", type=int, default=100_000)
-    parser.add_argument("--batch", type=int, default=1_000)
+    parser.add_argument("--batch", type=int, default=200)
     parser.add_argument("--databases", nargs="+", default=["sqlite", "postgres"])
     options = parser.parse_args()
     for database in options.databases:

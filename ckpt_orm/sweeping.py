@@ -36,7 +36,7 @@ Steps = Generator[Step, Any, R]
 PAGE = 200
 
 #: Checkpoints that one transaction deletes.
-BATCH = 1_000
+BATCH = 200
 
 
 @dataclass(frozen=True)

@@ -174,13 +174,10 @@ class Sweeping(Keeping):
         """How many rows some checkpoints, their writes, and some blobs are; bytes of payload."""
         place = self.dialect.rows("places", ns=Text, id=Text)
         blob = self.dialect.rows("garbage", ns=Text, channel=Text, version=Text)
-        keys = {"checkpoints": place, "writes": place, "blobs": blob}
-        tables = zip(keys.items(), (self.checkpoints, self.writes, self.blobs), strict=True)
         return union_all(
-            *(
-                _weight(kind, table, named.join(table, _named_by(table, named)))
-                for (kind, named), table in tables
-            )
+            _weight("checkpoints", self.checkpoints).where(_among(self.checkpoints, place)),
+            _weight("writes", self.writes).where(_among(self.writes, place)),
+            _weight("blobs", self.blobs).where(_among(self.blobs, blob)),
         )
 
     @cached_property
@@ -189,7 +186,7 @@ class Sweeping(Keeping):
         tables = {"checkpoints": self.checkpoints, "writes": self.writes, "blobs": self.blobs}
         of_thread = param("of_thread")
         return union_all(
-            *(_weight(k, t, t).where(t.c.thread_id == of_thread) for k, t in tables.items())
+            *(_weight(k, t).where(t.c.thread_id == of_thread) for k, t in tables.items())
         )
 
     # --- whether it fits ---
@@ -244,11 +241,7 @@ class Sweeping(Keeping):
         write = self.writes.c
         at = ("thread_id", "checkpoint_ns", "checkpoint_id")
         same = (self.checkpoints.c[name] == write[name] for name in at)
-        return delete(self.writes).where(
-            write.thread_id == param("of_thread"),
-            exists().where(write.checkpoint_ns == place.c.ns, write.checkpoint_id == place.c.id),
-            ~exists().where(*same),
-        )
+        return delete(self.writes).where(_among(self.writes, place), ~exists().where(*same))
 
     @cached_property
     def BLOBS_AFTER(self) -> Executable:
@@ -277,20 +270,22 @@ def _next(after: Column | None, tables: tuple[Table, ...], page: CTE | None = No
     return select(func.min(each.c.thread_id)).select_from(each).scalar_subquery()
 
 
-def _weight(kind: str, table: Table, source: FromClause) -> Any:
-    """The rows of a source, and the bytes of payload in them."""
+def _weight(kind: str, table: Table) -> Any:
+    """Rows of a table, and the bytes of payload in them."""
     size = func.sum(func.length(table.c.blob)) if "blob" in table.c else null()
     return select(
         cast(constant(kind), Text).label("kind"),
         func.count().label("rows"),
         cast(func.coalesce(size, constant(0)), BigInteger).label("bytes"),
-    ).select_from(source)
+    ).select_from(table)
 
 
-def _named_by(table: Table, named: FromClause) -> ColumnElement[bool]:
-    """The rows of a table that `of_thread` and the columns of `named` name, in key order."""
-    keys = [param("of_thread"), *named.c]
-    return and_(*(c == key for c, key in zip(table.primary_key, keys, strict=False)))
+def _among(table: Table, named: FromClause) -> ColumnElement[bool]:
+    """The rows of a table that `of_thread` and the rows of `named` name, in key order."""
+    # Left to join them, SQLite goes through the JSON text again for each row of the thread.
+    thread_id, *key = table.primary_key
+    columns = tuple_(*key[: len(named.c)])
+    return and_(thread_id == param("of_thread"), columns.in_(select(*named.c)))
 
 
 def _after(table: Table, *columns: str) -> Select[Any]:
