@@ -104,7 +104,6 @@ def measure(url: URL, checkpoints: int, batch: int) -> None:
             swept = saver.sweep(policy, batch=batch)
         took = time.perf_counter() - begin
         assert swept == predicted
-        assert saver.verify(payloads=False).ok
     rows = swept.checkpoints + swept.writes + swept.blobs
     print(f"  dry run    {looked:6.1f} s   {checkpoints / looked:10,.0f} checkpoints a second")
     print(f"  sweep      {took:6.1f} s   {swept.checkpoints / took:10,.0f} checkpoints a second")
