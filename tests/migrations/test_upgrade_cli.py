@@ -218,6 +218,8 @@ def test_asyncpg_alone_is_enough(postgres_url: URL, monkeypatch: pytest.MonkeyPa
     assert sync_url(url).drivername == "postgresql+asyncpg"
     assert printed("upgrade", url=url) == f"base -> {HEAD}\n"
     assert printed("check", url=url) == f"{HEAD}, this release needs {HEAD}\n"
+    assert printed("sweep", "--keep-last", "1", url=url).startswith("deleted 0 checkpoints")
+    assert printed("verify", url=url).startswith("0 threads")
     assert printed("downgrade", "base", url=url) == f"{HEAD} -> base\n"
 
 
