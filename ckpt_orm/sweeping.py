@@ -2,9 +2,10 @@
 
 A thread is first looked at, outside of any transaction, and the policy decides. What goes is then
 deleted, a bounded number of checkpoints at a time, and children before their parents. So a sweep
-can end at any moment: what is left is readable, and the next sweep goes on. In the transaction that
-deletes, the thread is looked at again, so what a run has saved since stays, with all it needs; and
-it is locked, so a second sweep passes it by.
+can end at any moment: what is left is readable, and the next sweep goes on. Where the transaction
+that deletes finds other checkpoints than those that were looked at, it decides anew what can go, so
+what a run has saved since stays, with all it needs. The thread is locked meanwhile, so a second
+sweep passes it by.
 
 A sweep is a generator of steps, each an operation and its arguments, which is sent their results:
 `upkeep` drives it in either colour. Nothing in this file knows which.
@@ -12,8 +13,8 @@ A sweep is a generator of steps, each an operation and its arguments, which is s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
+from dataclasses import dataclass, fields, replace
 from datetime import datetime
 from typing import Any, NamedTuple, TypeVar
 
@@ -74,11 +75,15 @@ class Progress(NamedTuple):
 
 
 class Job(NamedTuple):
-    """What goes from a thread in one transaction: some checkpoints, or all if it still `ends`."""
+    """What goes from a thread in one transaction, and the checkpoints it had when that was decided.
+
+    With a policy and a time, all of it goes, if the thread still ends by them.
+    """
 
     thread_id: str
-    gone: Sequence[Place]
-    is_last: bool
+    goes: Reduction
+    places: frozenset[Place]
+    is_last: bool = False
     ends: tuple[Retention, datetime] | None = None
 
 
@@ -148,10 +153,12 @@ def delete(conn: Connection, st: Statements, jobs: Sequence[Job]) -> tuple[Swept
 
 def _reduced(conn: Connection, st: Statements, job: Job) -> Swept:
     """Delete some checkpoints, except what others need by now."""
-    skeleton = skeleton_of(conn, st, job.thread_id)
-    goes = reduction(skeleton, skeleton.bones.keys() - set(job.gone))
-    swept = weigh.function(conn, st, job.thread_id, goes)
-    reduce(conn, st, job.thread_id, goes)
+    thread_id, goes = job.thread_id, job.goes
+    if {Place(*row) for row in conn.execute(st.PLACES, {"thread_id": thread_id})} != job.places:
+        skeleton = skeleton_of(conn, st, thread_id)
+        goes = reduction(skeleton, skeleton.bones.keys() - goes.gone)
+    swept = weigh.function(conn, st, thread_id, goes)
+    reduce(conn, st, thread_id, goes)
     return swept + Swept(threads=int(job.is_last))
 
 
@@ -232,10 +239,10 @@ class Waiting:
     def add(self, jobs: Sequence[Job]) -> Iterator[list[Job]]:
         """Take jobs in; a batch comes out where they would be more than one."""
         for job in jobs:
-            if self.checkpoints + len(job.gone) > self.size:
+            if self.checkpoints + len(job.goes.gone) > self.size:
                 yield from self.rest()
             self.jobs.append(job)
-            self.checkpoints += len(job.gone)
+            self.checkpoints += len(job.goes.gone)
 
     def rest(self) -> Iterator[list[Job]]:
         """What waits, if anything does."""
@@ -259,16 +266,27 @@ def _jobs(plan: Plan, thread_id: str) -> Steps[list[Job]]:
     thread, ends = yield from plan.look(thread_id)
     skeleton = thread.skeleton
     if not ends:
-        gone = skeleton.bones.keys() - skeleton.needed(plan.kept(thread))
-        parts = _parts(leaves_first(skeleton, gone), plan.batch)
-        return [Job(thread_id, part, part is parts[-1]) for part in parts]
+        jobs = _parts(plan, thread_id, skeleton, skeleton.needed(plan.kept(thread)))
+        return [*jobs[:-1], *(job._replace(is_last=True) for job in jobs[-1:])]
     # The newest go last: a thread that is half deleted must not fall back to an older state.
-    newest = skeleton.needed(skeleton.latest().values())
-    older = leaves_first(skeleton, skeleton.bones.keys() - newest)
-    parts = _parts(older, plan.batch) if len(skeleton.bones) > plan.batch else []
-    jobs = [Job(thread_id, part, is_last=False) for part in parts]
-    rest = tuple(newest if parts else skeleton.bones)
-    return [*jobs, Job(thread_id, rest, is_last=True, ends=(plan.policy, plan.now))]
+    is_small = len(skeleton.bones) <= plan.batch
+    newest = skeleton.bones if is_small else skeleton.needed(skeleton.latest().values())
+    rest = Reduction(set(newest), set(), [])
+    last = Job(thread_id, rest, frozenset(newest), is_last=True, ends=(plan.policy, plan.now))
+    return [*_parts(plan, thread_id, skeleton, newest), last]
+
+
+def _parts(plan: Plan, thread_id: str, skeleton: Skeleton, kept: Collection[Place]) -> list[Job]:
+    """What goes from a thread, in parts that leave it readable one after the other."""
+    gone = leaves_first(skeleton, skeleton.bones.keys() - set(kept))
+    jobs: list[Job] = []
+    for start in range(0, len(gone), plan.batch):
+        places = frozenset(skeleton.bones)
+        goes = reduction(skeleton, places - set(gone[start : start + plan.batch]))
+        jobs.append(Job(thread_id, goes, places))
+        left = {place: skeleton.bones[place] for place in places - goes.gone}
+        skeleton = replace(skeleton, bones=left)
+    return jobs
 
 
 def leaves_first(skeleton: Skeleton, gone: set[Place]) -> list[Place]:
@@ -282,10 +300,6 @@ def leaves_first(skeleton: Skeleton, gone: set[Place]) -> list[Place]:
             here = skeleton.bones[here].parent
         order.update(dict.fromkeys(reversed(path)))
     return list(reversed(order))
-
-
-def _parts(places: Sequence[Place], size: int) -> list[Sequence[Place]]:
-    return [places[start : start + size] for start in range(0, len(places), size)]
 
 
 def _number(step: Any) -> int | None:

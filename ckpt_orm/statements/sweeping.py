@@ -119,6 +119,13 @@ class Sweeping(Keeping):
         )
 
     @cached_property
+    def PLACES(self) -> Executable:
+        """Where a thread's checkpoints are."""
+        table = self.checkpoints.c
+        of_thread = table.thread_id == param("thread_id")
+        return select(table.checkpoint_ns, table.checkpoint_id).where(of_thread)
+
+    @cached_property
     def THERE(self) -> Executable:
         """A checkpoint's id, if it is there; it cannot go until the transaction ends."""
         at = (self._is(name) for name in ("thread_id", "checkpoint_ns", "checkpoint_id"))
