@@ -65,6 +65,27 @@ def execute(
     return result.all() if result.returns_rows else ()
 
 
+def execute_many(
+    conn: Connection, st: Statements, statement: Executable, rows: Sequence[Mapping[str, Any]]
+) -> None:
+    """Execute a constant that returns nothing once for each of `rows`, of which there may be none.
+
+    For each row Core makes a dictionary of its parameters, which takes longer than SQLite does.
+    """
+    if rows and _is_clear(conn, st):
+        compiled = _compiled(conn.dialect, statement)
+        cursor: Any = conn.connection.cursor()
+        try:
+            cursor.executemany(compiled.text, [compiled.parameters(row) for row in rows])
+            return
+        except conn.dialect.loaded_dbapi.Error:
+            pass
+        finally:
+            cursor.close()
+    if rows:
+        conn.execute(statement, rows)
+
+
 def _is_clear(conn: Connection, st: Statements) -> bool:
     """Whether nobody would notice."""
     return (

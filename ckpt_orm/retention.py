@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import Connection
 
-from ckpt_orm import documents
+from ckpt_orm import documents, lanes
 from ckpt_orm.errors import InvalidConfig
 from ckpt_orm.operations import Operation, changes, delete_thread
 from ckpt_orm.rows import SENDS_WITH_CHECKPOINT
@@ -146,6 +146,30 @@ def copy_thread(conn: Connection, st: Statements, source: str, target: str) -> N
         conn.execute(copy, {"source": source, "target": target})
 
 
+@changes
+def copy_latest(conn: Connection, st: Statements, source: str, target: str) -> None:
+    """Copy the latest checkpoint of each namespace, and what it needs, as `prune` would keep it."""
+    skeleton = skeleton_of(conn, st, source)
+    needed = skeleton.needed(skeleton.latest().values())
+    threads = {"source": source, "target": target}
+    blobs = [
+        {**threads, "of_ns": ns, "of_channel": channel, "of_version": version}
+        for ns, channel, version in skeleton.blobs(needed)
+    ]
+    places = [{**threads, "of_ns": ns, "of_id": checkpoint_id} for ns, checkpoint_id in needed]
+    parents = [bone.parent for bone in map(skeleton.bones.__getitem__, needed)]
+    kept = [parent.checkpoint_id if parent in needed else None for parent in parents]
+    with_parents = [{**row, "of_parent": of} for row, of in zip(places, kept, strict=True)]
+    lanes.execute_many(conn, st, st.BLOB_COPY, blobs)
+    lanes.execute_many(conn, st, st.WRITES_COPY, places)
+    lanes.execute_many(conn, st, st.CHECKPOINT_COPY, with_parents)
+
+
+def copying(*, latest_only: bool) -> Operation[[str, str], None]:
+    """The operation that copies a thread whole, or only what its latest checkpoints need."""
+    return copy_latest if latest_only else copy_thread
+
+
 def strategy(name: str) -> Operation[[str], None]:
     """The operation of a pruning strategy, on one thread.
 
@@ -226,5 +250,4 @@ def reduce(conn: Connection, st: Statements, thread_id: str, goes: Reduction) ->
         (st.WITHOUT_PARENT, roots),
     ]
     for statement, rows in steps:
-        if rows:
-            conn.execute(statement, rows)
+        lanes.execute_many(conn, st, statement, rows)

@@ -474,22 +474,28 @@ class SQLAlchemySaver(Finding, Upkeep, BaseCheckpointSaver[str]):
         """`delete_for_runs`, for async callers."""
         await self._runner.arun(retention.delete_for_runs, _strings("run_ids", run_ids))
 
-    def copy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
-        """Copy a thread whole: ids, parents, namespaces, writes and every ancestor.
+    def copy_thread(
+        self, source_thread_id: str, target_thread_id: str, *, latest_only: bool = False
+    ) -> None:
+        """Copy a thread: ids, parents, namespaces, writes and every ancestor.
 
         Rows that the target has already stay as they are, so copying again changes nothing.
 
         Args:
             source_thread_id: the thread to read.
             target_thread_id: the thread to add to.
+            latest_only: copy what `prune` would keep: the latest checkpoint of each namespace, and
+                the ancestors that it is rebuilt from.
         """
         threads = _thread(source_thread_id), _thread(target_thread_id)
-        self._runner.run(retention.copy_thread, *threads)
+        self._runner.run(retention.copying(latest_only=latest_only), *threads)
 
-    async def acopy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
+    async def acopy_thread(
+        self, source_thread_id: str, target_thread_id: str, *, latest_only: bool = False
+    ) -> None:
         """`copy_thread`, for async callers."""
         threads = _thread(source_thread_id), _thread(target_thread_id)
-        await self._runner.arun(retention.copy_thread, *threads)
+        await self._runner.arun(retention.copying(latest_only=latest_only), *threads)
 
     def prune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
         """Delete what threads no longer need, each in a transaction of its own.

@@ -388,3 +388,44 @@ def test_puts_beside_prunes_are_neither_lost_nor_half_deleted(
         for name in ("x", "y"):
             (left,) = shared.list(config(name))
             assert left.checkpoint["channel_values"] == {"shared": [name], "own": [11]}
+
+
+def test_the_latest_alone_is_copied_with_what_it_needs(
+    saver: Called, rows: Callable[..., Rows], no_orphans: None
+) -> None:
+    """As prune would keep it; what the target has stays as it is."""
+    parent = put(saver, "source", {"a": [1], "b": [1]})
+    head = put(saver, "source", {"a": [1, 2], "b": [1]}, parent)
+    saver.put_writes(head, [("a", 3)], "task")
+    put(saver, "source", {"c": 1}, ns="sub")
+    saver.copy_thread("source", "few", latest_only=True)
+    found = list(saver.list({"configurable": {"thread_id": "few"}}))
+    assert {t.config["configurable"]["checkpoint_ns"] for t in found} == {"", "sub"}
+    copied = saver.get_tuple(config("few"))
+    original = saver.get_tuple(config("source"))
+    assert copied.checkpoint == original.checkpoint
+    assert copied.pending_writes == original.pending_writes
+    assert copied.parent_config is None
+    saver.copy_thread("source", "whole")
+    before = rows("whole")
+    saver.copy_thread("source", "whole", latest_only=True)
+    assert rows("whole") == before
+
+
+def test_a_copy_of_the_latest_keeps_what_it_is_rebuilt_from(saver: Called) -> None:
+    counters = {"counters_since_delta_snapshot": {"log": [1, 1]}}
+    versions = [f"{number:032d}.0" for number in range(1, 5)]
+    older = put(saver, "source", {"log": [0]}, versions={"log": versions[0]})
+    seed = put(saver, "source", {"log": _DeltaSnapshot([1])}, older, versions={"log": versions[1]})
+    saver.put_writes(seed, [("log", 2)], "task")
+    middle = put(saver, "source", {}, seed, counters, versions={"log": versions[2]})
+    saver.put_writes(middle, [("log", 3)], "task")
+    put(saver, "source", {}, middle, counters, versions={"log": versions[3]})
+    saver.copy_thread("source", "target", latest_only=True)
+    assert len(list(saver.list(config("target")))) == 3
+    histories = [
+        saver.get_delta_channel_history(config=config(thread), channels=["log"])
+        for thread in ("source", "target")
+    ]
+    assert histories[0] == histories[1]
+    assert [value for _, _, value in histories[0]["log"]["writes"]] == [2, 3]

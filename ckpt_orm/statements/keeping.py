@@ -20,7 +20,7 @@ from sqlalchemy import (
 from sqlalchemy.sql.base import Executable
 
 from ckpt_orm.rows import EMPTY
-from ckpt_orm.statements.dialects import constant, param
+from ckpt_orm.statements.dialects import Column, constant, param
 from ckpt_orm.statements.reading import found, key_columns
 from ckpt_orm.statements.walking import Walking
 
@@ -101,10 +101,30 @@ class Keeping(Walking):
         """All rows of a thread, table by table, under another thread's id."""
         return [self._copy(table) for table in (self.blobs, self.writes, self.checkpoints)]
 
-    def _copy(self, table: Table) -> Executable:
-        columns = {c.name: c for c in table.columns if c.name not in ("thread_id", "created_at")}
-        of_source = table.c.thread_id == param("source")
-        rows = select(param("target"), *columns.values()).where(of_source)
+    @cached_property
+    def CHECKPOINT_COPY(self) -> Executable:
+        """One checkpoint under another thread's id, and with another parent."""
+        return self._copy(self.checkpoints, "of_id", parent_checkpoint_id=param("of_parent"))
+
+    @cached_property
+    def WRITES_COPY(self) -> Executable:
+        """The writes of one checkpoint under another thread's id."""
+        return self._copy(self.writes, "of_id")
+
+    @cached_property
+    def BLOB_COPY(self) -> Executable:
+        """One blob under another thread's id."""
+        return self._copy(self.blobs, "of_channel", "of_version")
+
+    def _copy(self, table: Table, *names: str, **instead: Column) -> Executable:
+        """The rows of the thread `source`; with names, those of `of_ns` and them, in key order."""
+        columns: dict[str, Column] = {
+            c.name: c for c in table.columns if c.name not in ("thread_id", "created_at")
+        }
+        columns |= instead
+        params = ("source", *(("of_ns", *names) if names else ()))
+        at = (c == param(name) for c, name in zip(table.primary_key, params, strict=False))
+        rows = select(param("target"), *columns.values()).where(*at)
         insert: Any = self.dialect.insert(table).from_select(["thread_id", *columns], rows)
         statement: Executable = insert.on_conflict_do_nothing(index_elements=key_columns(table))
         return statement
