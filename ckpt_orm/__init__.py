@@ -23,20 +23,23 @@ What is public is named here. To read the code, follow a call:
     errors       what can go wrong, each with its remedy
 """
 
-from ckpt_orm.engines import tune
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from ckpt_orm.errors import (
     CheckpointError,
     CorruptCheckpoint,
     DatabaseError,
     DatabaseUnavailable,
+    DataWouldBeLost,
     ForeignTable,
     InvalidConfig,
     SchemaError,
+    SchemaLocked,
     SchemaNotReady,
     UnsupportedDialect,
     WrongEngine,
 )
-from ckpt_orm.finding import ThreadSummary
 from ckpt_orm.models import (
     Base,
     Checkpoint,
@@ -45,11 +48,15 @@ from ckpt_orm.models import (
     Models,
     declare,
 )
-from ckpt_orm.policies import Retention
-from ckpt_orm.saver import SQLAlchemySaver
-from ckpt_orm.sweeping import Progress, Swept
-from ckpt_orm.verifying import Fault, Report
 from ckpt_orm.version import __version__
+
+if TYPE_CHECKING:
+    from ckpt_orm.engines import tune
+    from ckpt_orm.finding import ThreadSummary
+    from ckpt_orm.policies import Retention
+    from ckpt_orm.saver import SQLAlchemySaver
+    from ckpt_orm.sweeping import Progress, Swept
+    from ckpt_orm.verifying import Fault, Report
 
 __all__ = [
     "Base",
@@ -58,6 +65,7 @@ __all__ = [
     "CheckpointError",
     "CheckpointWrite",
     "CorruptCheckpoint",
+    "DataWouldBeLost",
     "DatabaseError",
     "DatabaseUnavailable",
     "Fault",
@@ -69,6 +77,7 @@ __all__ = [
     "Retention",
     "SQLAlchemySaver",
     "SchemaError",
+    "SchemaLocked",
     "SchemaNotReady",
     "Swept",
     "ThreadSummary",
@@ -78,3 +87,28 @@ __all__ = [
     "declare",
     "tune",
 ]
+
+#: What is imported when it is first asked for, and from where: it brings LangChain along, which a
+#: migration or an application's models have no use for and would wait a second for.
+_LATER = {
+    "Fault": "verifying",
+    "Progress": "sweeping",
+    "Report": "verifying",
+    "Retention": "policies",
+    "SQLAlchemySaver": "saver",
+    "Swept": "sweeping",
+    "ThreadSummary": "finding",
+    "tune": "engines",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LATER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = getattr(import_module(f"{__name__}.{_LATER[name]}"), name)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -71,12 +71,26 @@ def test_the_codec_knows_no_database() -> None:
 
 def test_importing_the_saver_imports_neither_alembic_nor_asyncio_engines() -> None:
     code = (
-        "import sys, ckpt_orm; "
+        "import sys; from ckpt_orm import SQLAlchemySaver; "
         "print([m for m in ('alembic', 'sqlalchemy.ext.asyncio', 'psycopg', 'typer') "
         "if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_the_models_and_migrations_do_not_wait_for_langchain() -> None:
+    code = "import sys, ckpt_orm.migrations; print('langchain_core' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+
+
+def test_all_that_is_public_is_there() -> None:
+    for name in ckpt_orm.__all__:
+        assert getattr(ckpt_orm, name).__doc__ or name == "__version__"
+    assert set(ckpt_orm.__all__) <= set(dir(ckpt_orm))
+    with pytest.raises(AttributeError, match="nothing_like_that"):
+        _ = ckpt_orm.nothing_like_that
 
 
 def test_the_top_level_alembic_folder_shadows_nothing() -> None:
