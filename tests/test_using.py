@@ -56,7 +56,7 @@ WAYS = [
     pytest.param(backend, is_session, id=f"{backend.name}-{'session' if is_session else 'conn'}")
     for backend in BACKENDS
     for is_session in (True, False)
-    if is_session or not backend.name.endswith("threads")
+    if is_session or backend.name in ("sqlite", "psycopg", "asyncpg")
 ]
 ASYNC_DRIVERS = {"sqlite+aiosqlite", "postgresql+psycopg_async", "postgresql+asyncpg"}
 
