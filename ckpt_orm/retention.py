@@ -16,7 +16,7 @@ import json
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from sqlalchemy import Connection
 
@@ -235,19 +235,19 @@ def reduction(skeleton: Skeleton, kept: Iterable[Place]) -> Reduction:
 
 
 def reduce(conn: Connection, st: Statements, thread_id: str, goes: Reduction) -> None:
-    """Delete by key what goes from a thread."""
-    thread = {"of_thread": thread_id}
-    places = [{**thread, "of_ns": ns, "of_id": checkpoint_id} for ns, checkpoint_id in goes.gone]
-    roots = [{**thread, "of_ns": ns, "of_id": checkpoint_id} for ns, checkpoint_id in goes.roots]
-    blobs = [
-        {**thread, "of_ns": ns, "of_channel": channel, "of_version": version}
-        for ns, channel, version in goes.garbage
-    ]
-    steps: list[tuple[Any, list[dict[str, str]]]] = [
-        (st.WRITES_OF, places),
-        (st.CHECKPOINT_AT, places),
-        (st.BLOB_AT, blobs),
-        (st.WITHOUT_PARENT, roots),
-    ]
-    for statement, rows in steps:
-        lanes.execute_many(conn, st, statement, rows)
+    """Delete by key what goes from a thread: a statement per namespace, and per channel in it."""
+    places: dict[str, list[str]] = defaultdict(list)
+    for ns, checkpoint_id in goes.gone:
+        places[ns].append(checkpoint_id)
+    versions: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for ns, channel, version in goes.garbage:
+        versions[ns, channel].append(version)
+    for ns, ids in places.items():
+        params = {"of_thread": thread_id, "of_ns": ns, "ids": documents.encode(ids)}
+        conn.execute(st.WRITES_AT, params)
+        conn.execute(st.CHECKPOINTS_AT, params)
+    for (ns, channel), ids in versions.items():
+        named = {"of_thread": thread_id, "of_ns": ns, "of_channel": channel}
+        conn.execute(st.BLOBS_AT, {**named, "ids": documents.encode(ids)})
+    roots = [{"of_thread": thread_id, "of_ns": ns, "of_id": at} for ns, at in goes.roots]
+    lanes.execute_many(conn, st, st.WITHOUT_PARENT, roots)

@@ -54,6 +54,7 @@ class Dialect:
         rows: the rows of the JSON array of objects bound under a name, by column and type.
         together: statements that are executed as one, where the dialect can.
         elements: the (value) rows of the JSON array of strings bound under a name.
+        among: whether a column is one of those strings, such that its index is used.
         lookup: a join by primary key, and the columns of the joined table.
         lookups: a join by the beginning of a primary key, for several rows.
         text: a document, or a scalar in one, as text.
@@ -75,6 +76,7 @@ class Dialect:
     rows: Callable[..., FromClause]
     together: Callable[..., Sequence[Executable]]
     elements: Callable[[str], TableValuedAlias]
+    among: Callable[[Column, str], ColumnElement[bool]]
     lookup: Callable[[FromClause, Table, ColumnElement[bool]], Looked]
     lookups: Callable[[FromClause, Table, ColumnElement[bool]], Looked]
     text: Callable[[Column], Column]
@@ -123,6 +125,11 @@ def _recordset(name: str, **types: type[TypeEngine[Any]]) -> FromClause:
     )
 
 
+def _elements(name: str) -> TableValuedAlias:
+    array = cast(bindparam(name, type_=Text), JSONB)
+    return func.jsonb_array_elements_text(array).table_valued("value").render_derived()
+
+
 def _with_ctes(*statements: Any) -> Sequence[Executable]:
     *others, last = statements
     return [last.add_cte(*(other.cte(f"also_{i}") for i, other in enumerate(others)))]
@@ -136,10 +143,10 @@ POSTGRES = Dialect(
     ),
     rows=_recordset,
     together=_with_ctes,
-    elements=lambda name: (
-        func.jsonb_array_elements_text(cast(bindparam(name, type_=Text), JSONB))
-        .table_valued("value")
-        .render_derived()
+    elements=_elements,
+    # An array, which the index is asked for; a sub-select might be joined with a scan of the table.
+    among=lambda column, name: (
+        column == func.any(func.array(select(_elements(name).c.value).scalar_subquery()))
     ),
     lookup=_lateral,
     lookups=_laterals,
@@ -171,6 +178,10 @@ def _sqlite_entry(document: Column, key: str, name: Column, wanted: Column | Non
     return select(value).where(entries.c.key == name).correlate_except(entries)
 
 
+def _json_elements(name: str) -> TableValuedAlias:
+    return func.json_each(bindparam(name, type_=Text)).table_valued("value")
+
+
 def _json_rows(name: str, **types: type[TypeEngine[Any]]) -> FromClause:
     each = func.json_each(param(name)).table_valued("value")
     cells = (
@@ -186,7 +197,8 @@ SQLITE = Dialect(
     entries=_sqlite_entries,
     rows=_json_rows,
     together=lambda *statements: statements,
-    elements=lambda name: func.json_each(bindparam(name, type_=Text)).table_valued("value"),
+    elements=_json_elements,
+    among=lambda column, name: column.in_(select(_json_elements(name).c.value)),
     lookup=lambda left, table, same: (left.join(table, same), table.c),
     lookups=lambda left, table, same: (left.join(table, same), table.c),
     text=lambda value: cast(value, Text),

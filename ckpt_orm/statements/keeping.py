@@ -71,19 +71,24 @@ class Keeping(Walking):
         )
 
     @cached_property
-    def CHECKPOINT_AT(self) -> Executable:
-        """One checkpoint, to delete."""
-        return delete(self.checkpoints).where(self._named(self.checkpoints, "of_id"))
+    def CHECKPOINTS_AT(self) -> Executable:
+        """Some checkpoints of a namespace, to delete."""
+        return self._delete(self.checkpoints, ids="checkpoint_id")
 
     @cached_property
-    def WRITES_OF(self) -> Executable:
-        """The writes of one checkpoint, to delete."""
-        return delete(self.writes).where(self._named(self.writes, "of_id"))
+    def WRITES_AT(self) -> Executable:
+        """The writes of some checkpoints of a namespace, to delete."""
+        return self._delete(self.writes, ids="checkpoint_id")
 
     @cached_property
-    def BLOB_AT(self) -> Executable:
-        """One blob, to delete."""
-        return delete(self.blobs).where(self._named(self.blobs, "of_channel", "of_version"))
+    def BLOBS_AT(self) -> Executable:
+        """Some versions of a channel, to delete."""
+        return self._delete(self.blobs, "of_channel", ids="version")
+
+    def _delete(self, table: Table, *names: str, ids: str) -> Executable:
+        """The rows of `of_thread`, `of_ns` and names in key order, and of a list: by the index."""
+        at = self._named(table, *names)
+        return delete(table).where(at, self.dialect.among(table.c[ids], "ids"))
 
     @cached_property
     def WITHOUT_PARENT(self) -> Executable:
