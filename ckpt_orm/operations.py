@@ -96,13 +96,44 @@ class Selection:
 @reads
 def fetch(conn: Connection, st: Statements, key: Key) -> Found | None:
     """The checkpoint at `key`, the newest where it names none."""
-    params = key._asdict()
-    if key.checkpoint_id is None:
-        del params["checkpoint_id"]
-        rows = lanes.execute(conn, st, st.LATEST, params)
-    else:
-        rows = lanes.execute(conn, st, st.AT, params)
+    # An async driver hops to a thread for each statement, which is a kind of network too.
+    if st.dialect.snapshot is not None and not conn.dialect.is_async:
+        with st.dialect.snapshot(conn):
+            return _fetch_in_steps(conn, st, key)
+    statement = st.LATEST if key.checkpoint_id is None else st.AT
+    rows = lanes.execute(conn, st, statement, _names(key))
     return next(iter(_assemble(rows)), None)
+
+
+def _fetch_in_steps(conn: Connection, st: Statements, key: Key) -> Found | None:
+    """The same, table by table."""
+    statement = st.LATEST_ALONE if key.checkpoint_id is None else st.ALONE
+    heads = lanes.execute(conn, st, statement, _names(key))
+    if not heads:
+        return None
+    checkpoint_id, parent, document, metadata, is_old = heads[0]
+    at = key._replace(checkpoint_id=checkpoint_id)
+    thread = {"thread_id": at.thread_id, "checkpoint_ns": at.checkpoint_ns}
+    blobs = lanes.execute(conn, st, st.BLOBS_OF_DOCUMENT, {**thread, "document": document})
+    writes = lanes.execute(
+        conn, st, st.WRITES_OF_CHECKPOINT, {**thread, "checkpoint_id": checkpoint_id}
+    )
+    sends: Sequence[Any] = ()
+    if is_old and parent:
+        sends = lanes.execute(conn, st, st.SENDS_OF_CHECKPOINT, {**thread, "checkpoint_id": parent})
+    return Found(
+        at,
+        parent,
+        document,
+        metadata,
+        {(row[0], row[1]): Blob(*row) for row in blobs},
+        [FoundWrite(*row) for row in writes],
+        [FoundWrite(*row) for row in sends],
+    )
+
+
+def _names(key: Key) -> dict[str, Any]:
+    return {name: value for name, value in key._asdict().items() if value is not None}
 
 
 @reads

@@ -6,6 +6,7 @@ What depends on the shape of a call (which conditions a `list` has) is built onc
 
     dialects   what SQLite and Postgres do differently
     reading    a checkpoint, or a page of them, with all that belongs to it
+    stepping   a checkpoint, table by table, where no network lies between
     walking    the ancestors that a DeltaChannel is rebuilt from
     keeping    a thread without its state, deletions by key, copies
     sweeping   which threads there are, how old and heavy they are, and whether all fits

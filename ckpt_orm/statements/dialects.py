@@ -6,7 +6,8 @@ JSON function of an application's engine ever sees one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,6 +64,8 @@ class Dialect:
         older: whether a checkpoint's document has a format version below a number.
         contains: whether a document contains another, as Postgres' `@>` decides.
         in_order: an id in binary order, whatever the database's collation is.
+        snapshot: reads of one moment on a connection where several statements cost little; None
+            where each is a round trip, and one statement is better.
         prepare_contains: makes `contains` available on a connection.
         single: the options of a connection that runs a single statement.
         several: the options of one that runs a transaction.
@@ -86,6 +89,7 @@ class Dialect:
     older: Callable[[Column, int], ColumnElement[bool]]
     contains: Callable[[Column, Column], ColumnElement[bool]]
     in_order: Callable[[Column], Column]
+    snapshot: Callable[[Connection], AbstractContextManager[None]] | None
     prepare_contains: Callable[[Connection], None]
     single: dict[str, Any]
     several: dict[str, Any]
@@ -159,6 +163,7 @@ POSTGRES = Dialect(
     older=lambda document, number: _at(document, "v") < text(f"'{number}'::jsonb"),
     contains=lambda document, part: document.op("@>")(cast(part, JSONB)),
     in_order=lambda column: column.collate("C"),
+    snapshot=None,
     prepare_contains=lambda connection: None,
     single={"isolation_level": "AUTOCOMMIT"},
     several={"isolation_level": "READ COMMITTED"},
@@ -176,6 +181,22 @@ def _sqlite_entry(document: Column, key: str, name: Column, wanted: Column | Non
     value = cast(entries.c.value, Text) if wanted is None else wanted
     # Nested where it is used: only its own table is its FROM.
     return select(value).where(entries.c.key == name).correlate_except(entries)
+
+
+@contextmanager
+def _snapshot(connection: Connection) -> Iterator[None]:
+    driver: Any = connection.connection.driver_connection
+    if driver.in_transaction:
+        yield
+        return
+    # sqlite3 begins before a write only. Straight on the driver, which Core would not let begin.
+    cursor = connection.connection.cursor()
+    try:
+        cursor.execute("BEGIN")
+        yield
+    finally:
+        cursor.execute("ROLLBACK")
+        cursor.close()
 
 
 def _json_elements(name: str) -> TableValuedAlias:
@@ -210,6 +231,7 @@ SQLITE = Dialect(
     older=lambda document, number: func.json_extract(document, constant("$.v")) < text(str(number)),
     contains=lambda document, part: func.ckpt_orm_contains(cast(document, Text), part) == text("1"),
     in_order=lambda column: column,
+    snapshot=_snapshot,
     prepare_contains=_register_contains,
     single={},
     several={},

@@ -22,10 +22,11 @@ from sqlalchemy.sql.selectable import CTE
 
 from ckpt_orm.rows import EMPTY
 from ckpt_orm.statements.dialects import Column, Columns, constant, param
-from ckpt_orm.statements.reading import Reading, found
+from ckpt_orm.statements.reading import found
+from ckpt_orm.statements.stepping import Stepping
 
 
-class Walking(Reading):
+class Walking(Stepping):
     """The statements of `history`."""
 
     def history(self, *, latest: bool) -> Executable:
