@@ -38,7 +38,7 @@ class Conversation:
         self.step += 1
         kind = HumanMessage if self.step % 2 else AIMessage
         words = random.Random(self.step).choices(
-            "alpha beta gamma delta epsilon zeta".split(), k=105
+            ["alpha", "beta", "gamma", "delta", "epsilon", "zeta"], k=105
         )
         self.messages.append(kind(" ".join(words)[:600], id=f"message-{self.step}"))
         changed = ["messages", "turn", "summary"]

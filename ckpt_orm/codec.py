@@ -81,8 +81,14 @@ class Codec:
         check_key(*key)
         check_channels(key, checkpoint, new_versions)
         inline, blobs = self._split(checkpoint, new_versions)
-        document = documents.plain({**checkpoint, "channel_values": None}, self._pack)
+        others = {**checkpoint, "channel_values": None, "channel_versions": None}
+        document = documents.plain(others, self._pack)
+        # These two are what SQL looks into: never packed, and keyed by plain strings.
         document["channel_values"] = inline
+        document["channel_versions"] = {
+            str.__str__(channel): version
+            for channel, version in checkpoint["channel_versions"].items()
+        }
         return PutRows(
             key,
             parent.checkpoint_id,
@@ -100,7 +106,8 @@ class Codec:
         values, versions = checkpoint["channel_values"], checkpoint["channel_versions"]
         inline: dict[str, Any] = {}
         blobs: list[Blob] = []
-        for channel, value in values.items():
+        for name, value in values.items():
+            channel = str.__str__(name)  # which may be a member of a str enumeration
             if channel in new_versions:
                 version: str | int | float | None = new_versions[channel]
             else:
@@ -118,7 +125,7 @@ class Codec:
             elif channel in new_versions or small:
                 blobs.append(self.blob(channel, version, value))
         blobs.extend(
-            Blob(channel, version_key(version), EMPTY, None, None)
+            Blob(str.__str__(channel), version_key(version), EMPTY, None, None)
             for channel, version in new_versions.items()
             if channel not in values
         )
@@ -146,8 +153,8 @@ class Codec:
         rows: dict[int, Write] = {}
         for position, (channel, value) in enumerate(writes):
             idx = WRITES_IDX_MAP.get(channel, position)
-            rows[idx] = Write(idx, channel, *self._dumps(value))
             check_key(channel)
+            rows[idx] = Write(idx, str.__str__(channel), *self._dumps(value))
         check_key(*key, str(task_id))
         check_key(task_path)
         return WriteRows(key, str(task_id), task_path, list(rows.values()))

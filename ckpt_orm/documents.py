@@ -5,9 +5,9 @@ SQLite's JSON text, as the same value of the same type. Anything else is *packed
 `{"__ckpt_orm__": [tag, base64]}`, the payload that the saver's serde made of it. That covers NUL
 and lone surrogates in strings, NaN and infinities, floats that JSONB rewrites (1e16 becomes an
 integer, -0.0 loses its sign), keys that are not strings, UUIDs, datetimes and objects. Subclasses
-of JSON's own types become what `json.dumps` makes of them, tuples become lists. A mapping with a
-key that JSON cannot hold is packed whole; at the top of a document, such an entry is kept under
-`__ckpt_orm_entries__`, so that it hides no other one.
+of JSON's own types become what `json.dumps` makes of them, as keys too; tuples become lists. A
+mapping with a key that JSON cannot hold is packed whole; at the top of a document, such an entry is
+kept under `__ckpt_orm_entries__`, so that it hides no other one.
 
 The project encodes and decodes JSON itself: an engine's `json_serializer` never sees a document.
 """
@@ -88,7 +88,7 @@ def jsonable(value: Any, pack: Pack) -> Any:
         return value
     if isinstance(value, dict):
         if all(_fits_key(key) for key in value):
-            return {key: jsonable(item, pack) for key, item in value.items()}
+            return {str.__str__(key): jsonable(item, pack) for key, item in value.items()}
     elif isinstance(value, (list, tuple)):
         return [jsonable(item, pack) for item in value]
     else:
@@ -100,7 +100,9 @@ def jsonable(value: Any, pack: Pack) -> Any:
 
 def plain(document: Mapping[Any, Any], pack: Pack) -> dict[str, Any]:
     """A copy of a mapping that JSON can hold, and whose own keys stay searchable."""
-    entries = {key: jsonable(item, pack) for key, item in document.items() if _fits_key(key)}
+    entries = {
+        str.__str__(key): jsonable(item, pack) for key, item in document.items() if _fits_key(key)
+    }
     if len(entries) < len(document):
         entries[ENTRIES] = [
             {"key": packed(key, pack), "value": jsonable(item, pack)}
@@ -164,7 +166,7 @@ def _same_number(one: Any, other: Any) -> bool:
 
 
 def _fits_key(key: object) -> bool:
-    return type(key) is str and key not in (PACKED, ENTRIES) and fits_text(key)
+    return isinstance(key, str) and key not in (PACKED, ENTRIES) and fits_text(key)
 
 
 def _unpacked(stored: list[str], unpack: Unpack) -> Any:

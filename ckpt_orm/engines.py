@@ -66,6 +66,7 @@ def create(url: str | URL, pooler: str | None = None, **kwargs: Any) -> Engine |
     """
     url = _with_driver(make_url(url))
     dialect_named(url.get_backend_name())
+    _check_installed(url)
     arguments = {
         **CONNECT_ARGS.get(url.get_driver_name(), {}),
         **_pooler_args(url, pooler),
@@ -84,6 +85,31 @@ def create(url: str | URL, pooler: str | None = None, **kwargs: Any) -> Engine |
     engine = create_engine(url, **kwargs)
     tune(engine)
     return engine
+
+
+#: The extra that installs a driver.
+EXTRAS = {
+    "psycopg": "postgres",
+    "psycopg_async": "postgres,asyncpg",
+    "asyncpg": "asyncpg",
+    "aiosqlite": "sqlite-async",
+}
+
+
+def _check_installed(url: URL) -> None:
+    """Say how to get a driver that is missing.
+
+    Raises:
+        WrongEngine: where the driver of the URL, or what it needs, is not installed.
+    """
+    driver = url.get_driver_name()
+    try:
+        url.get_dialect().import_dbapi()
+    except ImportError as error:
+        name = f"ckpt-orm[{EXTRAS[driver]}]" if driver in EXTRAS else driver
+        raise WrongEngine(
+            f"the driver {driver!r} is not installed: pip install '{name}'"
+        ) from error
 
 
 def _pooler_args(url: URL, pooler: str | None) -> dict[str, Any]:

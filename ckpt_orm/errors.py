@@ -170,4 +170,4 @@ class DatabaseError(CheckpointError):
 class DatabaseUnavailable(DatabaseError, ConnectionError):
     """The connection was lost, refused or busy, and stayed so while the operation was retried."""
 
-    advice = "nothing was stored by this call; check the server and call again"
+    advice = "it was tried several times: see whether the server can be reached, and call again"

@@ -6,9 +6,9 @@ the statement itself: 60 µs of 130 on SQLite, 160 of 290 on Postgres. The short
 per dialect and executes the text.
 
 It is left to Core whatever an application may want to see or change: events on the engine,
-logging, `schema_translate_map`, drivers that were not measured. And every error: what fails in the
-short lane is executed again by Core, which tells it, and the pool, as it tells any other. That is
-why a transaction that a failed statement would spoil does not use it.
+logging, `schema_translate_map`, drivers that were not measured. And on Postgres every error: what
+fails in the short lane is executed again by Core, which tells it, and the pool, as it tells any
+other. That is why a transaction that a failed statement would spoil does not use it.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from weakref import WeakKeyDictionary
 
 from sqlalchemy import Connection
 from sqlalchemy import Dialect as Engineer
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.sql.base import Executable
 
 from ckpt_orm.statements import Statements
@@ -59,8 +60,8 @@ def execute(
     if _is_clear(conn, st):
         try:
             return _execute_directly(conn, statement, params)
-        except conn.dialect.loaded_dbapi.Error:
-            pass
+        except conn.dialect.loaded_dbapi.Error as error:
+            _tell(conn, st, statement, error)
     result = conn.execute(statement, params)
     return result.all() if result.returns_rows else ()
 
@@ -78,12 +79,26 @@ def execute_many(
         try:
             cursor.executemany(compiled.text, [compiled.parameters(row) for row in rows])
             return
-        except conn.dialect.loaded_dbapi.Error:
-            pass
+        except conn.dialect.loaded_dbapi.Error as error:
+            _tell(conn, st, statement, error)
         finally:
             cursor.close()
     if rows:
         conn.execute(statement, rows)
+
+
+def _tell(conn: Connection, st: Statements, statement: Executable, error: Exception) -> None:
+    """Raise a driver's error as Core would, where Core must not meet it again.
+
+    SQLite may have rolled the whole transaction back: what is executed next would be a new one,
+    without what came before. And where a file is locked, it has waited already.
+    """
+    if st.dialect.forgives:
+        text, base = _compiled(conn.dialect, statement).text, conn.dialect.loaded_dbapi.Error
+        told: Any = DBAPIError.instance(
+            text, None, error, base, hide_parameters=True, dialect=conn.dialect
+        )
+        raise told from error
 
 
 def _is_clear(conn: Connection, st: Statements) -> bool:

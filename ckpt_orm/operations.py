@@ -126,7 +126,7 @@ def _fetch_in_steps(conn: Connection, st: Statements, key: Key) -> Found | None:
         parent,
         document,
         metadata,
-        {(row[0], row[1]): Blob(*row) for row in blobs},
+        {(row[0], row[1]): Blob(*row) for row in blobs if row[0] is not None},
         [FoundWrite(*row) for row in writes],
         [FoundWrite(*row) for row in sends],
     )

@@ -206,14 +206,15 @@ def bone_of(place: Place, parent: str | None, checkpoint: str, metadata: str) ->
     """
     document, about = json.loads(checkpoint), json.loads(metadata)
     versions = document.get("channel_versions") or {}
-    root = (about.get("parents") or {}).get("")
+    parents, deltas, run_id = (about.get(k) for k in ("parents", DELTA_COUNTERS, "run_id"))
+    root = parents.get("") if isinstance(parents, dict) else None
     return Bone(
         parent=Place(place.checkpoint_ns, parent) if parent else None,
         versions={channel: str(version) for channel, version in versions.items()},
         inlined=frozenset(document.get("channel_values") or ()),
-        deltas=frozenset(about.get(DELTA_COUNTERS) or ()),
+        deltas=frozenset(deltas if isinstance(deltas, dict) else ()),
         root=Place("", root) if root else None,
-        run_id=about.get("run_id"),
+        run_id=run_id if isinstance(run_id, str) else None,
         sends_with_parent=document.get("v", SENDS_WITH_CHECKPOINT) < SENDS_WITH_CHECKPOINT,
     )
 

@@ -159,7 +159,7 @@ def version_key(version: str | int | float) -> str:
         InvalidConfig: for a number whose text the databases do not agree on.
     """
     if isinstance(version, str):
-        return version
+        return str.__str__(version)
     text = str(version)
     exact = (
         -(2**63) <= version < 2**63
@@ -167,6 +167,7 @@ def version_key(version: str | int | float) -> str:
         else type(version) is float
         and documents.fits_float(version)
         and float(f"{version:.15g}") == version
+        and abs(version) < 1e15  # from there on SQLite's text has an exponent
     )
     if not exact:
         raise InvalidConfig(
@@ -180,11 +181,12 @@ def check_channels(key: Key, checkpoint: Checkpoint, new_versions: ChannelVersio
     """Refuse a channel or version that the row of a blob could not be keyed by.
 
     Raises:
-        InvalidConfig: as `check_key` and `version_key` do, and for the one reserved name.
+        InvalidConfig: as `check_key` and `version_key` do, and for a reserved name.
     """
     without_version: ChannelVersions = dict.fromkeys(checkpoint["channel_values"], "")
     every = {**without_version, **checkpoint["channel_versions"], **new_versions}
-    if documents.PACKED in every:
-        raise InvalidConfig(f"a channel cannot be named {documents.PACKED!r}: rename it")
+    for name in (documents.PACKED, documents.ENTRIES):
+        if name in every:
+            raise InvalidConfig(f"a channel cannot be named {name!r}: rename it")
     for channel, version in every.items():
         check_key(key.thread_id, key.checkpoint_ns, channel, version_key(version))

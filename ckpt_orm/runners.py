@@ -12,10 +12,14 @@ once, by its code and never by its text.
 from __future__ import annotations
 
 import asyncio
+import contextvars
+import os
+import sqlite3
 import threading
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext, suppress
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, ParamSpec, TypeVar, cast
 from weakref import WeakKeyDictionary
 
@@ -34,6 +38,7 @@ from tenacity import (
     Retrying,
     retry_if_exception,
     stop_after_attempt,
+    stop_after_delay,
     wait_random_exponential,
 )
 
@@ -49,7 +54,7 @@ R = TypeVar("R")
 
 #: How a failure that passes is retried: up to 5 runs, some 3 seconds in all.
 RETRY: dict[str, Any] = {
-    "stop": stop_after_attempt(5),
+    "stop": stop_after_attempt(5) | stop_after_delay(3),
     "wait": wait_random_exponential(multiplier=0.1, max=2),
     "retry": retry_if_exception(lambda error: passes(error)),
     "reraise": True,
@@ -149,6 +154,8 @@ class Runner:
         # The options are set here, not on a view of the engine. That one sets them as part of
         # connecting, and a cancellation there leaves a connection that nobody gives back.
         dialect, is_alone = self.statements.dialect, self._is_alone(operation.access)
+        if conn.in_transaction():
+            conn.commit()  # a listener to `engine_connect` has executed something
         if not is_alone:
             conn.execution_options(**dialect.several)
         elif not conn.get_execution_options().get(AUTOCOMMITS):
@@ -169,7 +176,7 @@ class Runner:
         try:
             return operation.function(conn, self.statements, *args, **kwargs)
         except DBAPIError as error:
-            if code_of(error) in MISSING:
+            if is_missing(error):
                 self._ready = False  # the next run looks, and says what to do
             raise
 
@@ -204,7 +211,9 @@ class Runner:
         return self.engine
 
     def __str__(self) -> str:
-        dialect = self.engine.url if self.engine else self.async_engine and self.async_engine.url
+        # A query may hold a password too, which a URL's own repr does not hide.
+        source: Any = self.engine or self.async_engine
+        dialect = source.url.set(query={})
         place = f", schema={self._schema!r}" if self._schema else ""
         prefix = f", table_prefix={self._prefix!r}" if self._prefix else ""
         return f"{dialect!r}{place}{prefix}"
@@ -279,13 +288,30 @@ def begins_itself(driver: Any) -> bool:
 
 
 async def in_thread(function: Callable[[], R]) -> R:
-    """`asyncio.to_thread` that is over when it returns, also where the caller was cancelled."""
+    """`asyncio.to_thread` that is over when it returns, also where the caller was cancelled.
+
+    In threads of this package: those of the loop are where LangGraph runs synchronous nodes, which
+    may all be waiting for what is to be loaded here.
+    """
     # A thread cannot be stopped. Left alone it would hold its connection, and might commit
     # after the caller has gone on to do something else.
-    return await to_its_end(asyncio.to_thread(function))
+    context = contextvars.copy_context()
+    loop = asyncio.get_running_loop()
+    return await to_its_end(loop.run_in_executor(threads(), context.run, function))
 
 
-async def to_its_end(coroutine: Coroutine[Any, Any, R]) -> R:
+@lru_cache(maxsize=1)
+def threads() -> ThreadPoolExecutor:
+    """The threads in which a sync engine serves async callers, of all savers of the process."""
+    return ThreadPoolExecutor(max_workers=32, thread_name_prefix="ckpt_orm")
+
+
+# A child process has none of its parent's threads, and would wait for them for ever.
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=threads.cache_clear)
+
+
+async def to_its_end(coroutine: Awaitable[R]) -> R:
     """Await what is not interrupted, whose caller gets its CancelledError when it is over."""
     work = asyncio.ensure_future(coroutine)
     try:
@@ -308,8 +334,7 @@ LEGACY = -1
 PASSING = {"40001", "40P01", "57P01", "57P02", "57P03"}
 
 #: A table or column is not there: undefined table, column, schema; SQLite has one code for all.
-#: Without a code (Python 3.10 has none for SQLite) it may be that.
-MISSING = {"42P01", "42703", "3F000", "SQLITE_ERROR", ""}
+MISSING = {"42P01", "42703", "3F000", "SQLITE_ERROR"}
 
 
 def code_of(error: DBAPIError) -> str:
@@ -329,8 +354,15 @@ def passes(error: BaseException) -> bool:
     Where something was missing, that run looks at the schema first. A pool that had no connection
     to give has waited long enough already.
     """
-    missing = isinstance(error, DBAPIError) and code_of(error) in MISSING
-    return missing or (is_unavailable(error) and not isinstance(error, PoolTimeout))
+    return is_missing(error) or (is_unavailable(error) and not isinstance(error, PoolTimeout))
+
+
+def is_missing(error: BaseException) -> bool:
+    """Whether a table or column may not be there."""
+    if not isinstance(error, DBAPIError):
+        return False
+    without_code = isinstance(error.orig, sqlite3.Error) and not code_of(error)
+    return without_code or code_of(error) in MISSING
 
 
 def is_unavailable(error: BaseException) -> bool:

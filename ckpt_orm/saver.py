@@ -35,7 +35,7 @@ from ckpt_orm.finding import Finding, check_limit, page_size
 from ckpt_orm.guests import GuestRunner
 from ckpt_orm.models import Models, declare
 from ckpt_orm.operations import Selection
-from ckpt_orm.rows import Key, key_of
+from ckpt_orm.rows import Key, check_key, key_of
 from ckpt_orm.runners import Runner
 from ckpt_orm.upkeep import Upkeep
 
@@ -331,7 +331,7 @@ class SQLAlchemySaver(Finding, Upkeep, BaseCheckpointSaver[str]):
         """
         if not channels:
             return {}
-        walk = self._runner.run(history.walk, key_of(config), tuple(channels))
+        walk = self._runner.run(history.walk, key_of(config), _channels(channels))
         return history.decode(Codec(self.serde), walk, channels)
 
     async def aget_delta_channel_history(
@@ -340,7 +340,7 @@ class SQLAlchemySaver(Finding, Upkeep, BaseCheckpointSaver[str]):
         """`get_delta_channel_history`, for async callers."""
         if not channels:
             return {}
-        walk = await self._runner.arun(history.walk, key_of(config), tuple(channels))
+        walk = await self._runner.arun(history.walk, key_of(config), _channels(channels))
         return history.decode(Codec(self.serde), walk, channels)
 
     # --- writing ---
@@ -527,7 +527,16 @@ def _thread(thread_id: object) -> str:
     return key_of({"configurable": {"thread_id": thread_id}}).thread_id
 
 
+def _channels(channels: Sequence[str]) -> tuple[str, ...]:
+    for channel in channels:
+        check_key(channel)
+    return tuple(map(str.__str__, channels))
+
+
 def _strings(name: str, values: Sequence[str]) -> list[str]:
     if isinstance(values, (str, bytes)):
         raise TypeError(f"{name} is a sequence of ids, not a single one: pass [{name[:-1]}]")
-    return [str(value) for value in values]
+    found = [str(value) for value in values]
+    for value in found:
+        check_key(value)
+    return found

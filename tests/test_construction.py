@@ -396,8 +396,13 @@ def test_every_async_method_is_overridden_and_has_its_twins_parameters() -> None
     for name in twins:
         assert name in ours
         sync = getattr(SQLAlchemySaver, name[1:])
-        for other in (getattr(SQLAlchemySaver, name), getattr(BaseCheckpointSaver, name)):
-            assert _parameters(other) == _parameters(sync), name
+        assert _parameters(getattr(SQLAlchemySaver, name)) == _parameters(sync), name
+        theirs = _parameters(getattr(BaseCheckpointSaver, name))
+        assert _parameters(sync)[: len(theirs)] == theirs
+        # What is ours beyond the contract has a default and is passed by name.
+        for _, kind, default in _parameters(sync)[len(theirs) :]:
+            assert kind is inspect.Parameter.KEYWORD_ONLY
+            assert default is not inspect.Parameter.empty
 
 
 def _parameters(function: Any) -> list[tuple[str, Any, Any]]:

@@ -194,7 +194,10 @@ class Reading:
             named.c.key.label("channel"),
             self.dialect.text(named.c.value).label("version"),
         ).select_from(target.join(named, true()))
-        versions = (query.distinct() if several else query).cte("versions")
+        # Without DISTINCT, SQLite would go through all blobs of the thread, and through the JSON
+        # again for each of them.
+        once = several or self.dialect.snapshot is not None
+        versions = (query.distinct() if once else query).cte("versions")
         key = {name: versions.c[name] for name in key_columns(self.blobs)}
         joined, blob = self.dialect.lookup(
             versions, self.blobs, and_(*(self.blobs.c[name] == key[name] for name in key))

@@ -49,7 +49,10 @@ class Stepping(Reading):
 
     @cached_property
     def BLOBS_OF_DOCUMENT(self) -> Executable:
-        """The blobs that the versions of a document name, as rows of `Blob`."""
+        """The blobs that the versions of a document name, as rows of `Blob`; NULLs for none.
+
+        An outer join, whose order is fixed: the other way round, all blobs of the thread are read.
+        """
         blob = self.blobs.c
         named = self.dialect.entries(param("document"), "channel_versions")
         same = and_(
@@ -58,7 +61,7 @@ class Stepping(Reading):
             blob.version == self.dialect.text(named.c.value),
         )
         columns = (blob[name] for name in ("channel", "version", "type", "blob", "digest"))
-        return select(*columns).select_from(named.join(self.blobs, same))
+        return select(*columns).select_from(named.outerjoin(self.blobs, same))
 
     @cached_property
     def WRITES_OF_CHECKPOINT(self) -> Select[Any]:

@@ -1,0 +1,218 @@
+"""Faults that were found, each as a kind: none of them may come back."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import Iterator
+from enum import Enum
+from typing import Any, TypedDict
+
+import pytest
+from backends import BACKENDS, Called, named
+from builders import config, put, values_of
+from langgraph.graph import START, StateGraph
+from langgraph.types import Command, interrupt
+from sqlalchemy import URL, Engine, create_engine, event, select
+
+from ckpt_orm import InvalidConfig, SQLAlchemySaver
+from ckpt_orm.errors import DatabaseError
+from ckpt_orm.statements import statements_for
+
+SYNC = named([backend for backend in BACKENDS if not backend.is_async])
+
+
+class Name(str, Enum):
+    OUT = "out"
+
+
+class State(TypedDict, total=False):
+    out: list[str]
+    big: list[Any]
+
+
+@SYNC
+def test_a_channel_named_by_an_enumeration_hides_no_other(saver: Called) -> None:
+    def first(state: State) -> Any:
+        return {Name.OUT: ["hello"]}
+
+    def second(state: State) -> State:
+        interrupt("go on?")
+        return {"big": [*state["big"], *state["out"]]}
+
+    builder = StateGraph(State)
+    builder.add_node("first", first)
+    builder.add_node("second", second)
+    builder.add_edge(START, "first")
+    builder.add_edge("first", "second")
+    graph = builder.compile(checkpointer=saver.saver)
+    graph.invoke({"big": [1]}, config("t"))
+    assert graph.get_state(config("t")).values == {"out": ["hello"], "big": [1]}
+    saver.prune(["t"])
+    assert graph.invoke(Command(resume=True), config("t"))["big"] == [1, "hello"]
+
+
+def test_a_key_of_an_enumeration_is_found_by_its_text(saver: Called) -> None:
+    put(saver, "t", {}, metadata={Name.OUT: "v", "deep": {Name.OUT: 1}})
+    for filter in ({"out": "v"}, {Name.OUT: "v"}, {"deep": {"out": 1}}):
+        assert len(list(saver.list(None, filter=filter))) == 1
+
+
+@pytest.mark.parametrize("name", ["__ckpt_orm__", "__ckpt_orm_entries__"])
+def test_a_reserved_channel_is_refused(saver: Called, name: str) -> None:
+    with pytest.raises(InvalidConfig, match="rename"):
+        put(saver, "t", {name: [1], "other": [2]})
+
+
+@pytest.mark.parametrize("version", [1e15, 9.999e15, 1e16])
+def test_a_version_the_databases_write_differently_is_refused(
+    saver: Called, version: float
+) -> None:
+    with pytest.raises(InvalidConfig, match="version"):
+        put(saver, "t", {"a": [1]}, versions={"a": version})
+
+
+@pytest.fixture
+def interrupted(sqlite_url: URL) -> Iterator[Any]:
+    """A saver, and a way to have SQLite interrupt a statement that begins with some words."""
+    engine = create_engine(sqlite_url)
+    words: list[str] = []
+
+    @event.listens_for(engine, "connect")
+    def connected(connection: sqlite3.Connection, record: object) -> None:
+        running: list[str] = []
+        connection.set_trace_callback(running.append)
+        connection.set_progress_handler(
+            lambda: int(bool(words and running and running[-1].startswith(words[0]))), 1
+        )
+
+    saver = SQLAlchemySaver(engine)
+    saver.setup()
+    yield saver, words
+    assert engine.pool.checkedout() == 0
+    engine.dispose()
+
+
+def test_a_put_that_sqlite_rolls_back_is_not_acknowledged(interrupted: Any) -> None:
+    saver, words = interrupted
+    words.append("INSERT INTO checkpoints")
+    with pytest.raises(DatabaseError):
+        put(saver, "t", {"blob": ["precious"]})
+    words.clear()
+    assert saver.get_tuple(config("t")) is None
+    kept = put(saver, "t", {"blob": ["precious"]})
+    assert values_of(saver, kept) == {"blob": ["precious"]}
+
+
+def test_a_prune_that_sqlite_rolls_back_takes_nothing(interrupted: Any) -> None:
+    saver, words = interrupted
+    parent = None
+    for number in range(5):
+        parent = put(saver, "t", {"a": [number]}, parent)
+    words.append("DELETE FROM checkpoint_blobs")
+    with pytest.raises(DatabaseError):
+        saver.prune(["t"])
+    words.clear()
+    found = [t.checkpoint["channel_values"]["a"] for t in saver.list(config("t"))]
+    assert found == [[4], [3], [2], [1], [0]]
+
+
+def test_a_checkpoint_is_read_by_key_however_many_there_are(sqlite_url: URL) -> None:
+    """Through the blobs' key with all four columns, never through a thread's blobs."""
+    engine = create_engine(sqlite_url)
+    SQLAlchemySaver(engine).setup()
+    st = statements_for(SQLAlchemySaver(engine).models, "sqlite")
+    with engine.connect() as conn:
+        for statement in (st.LATEST, st.AT, st.BLOBS_OF_DOCUMENT):
+            compiled: Any = statement.compile(dialect=engine.dialect)  # type: ignore[attr-defined]
+            plan = conn.exec_driver_sql(
+                f"EXPLAIN QUERY PLAN {compiled}", tuple("0" for _ in compiled.positiontup)
+            )
+            steps = [row[3] for row in plan if "checkpoint_blobs" in row[3]]
+            assert steps
+            assert all("version=?" in step for step in steps), steps
+    engine.dispose()
+
+
+def test_a_listener_that_executes_on_connect_is_no_hindrance(saver: Called) -> None:
+    @event.listens_for(saver.engine, "engine_connect")
+    def ping(conn: Any) -> None:
+        conn.scalar(select(1))
+
+    parent = put(saver, "t", {"a": [1]})
+    put(saver, "t", {"a": [2]}, parent)
+    saver.prune(["t"])
+    assert values_of(saver, config("t")) == {"a": [2]}
+
+
+def test_busy_nodes_do_not_keep_a_load_waiting(sqlite_url: URL) -> None:
+    """Nodes fill the loop's threads; what they may be waiting for is not behind them."""
+    saver = SQLAlchemySaver.from_url(sqlite_url)
+    saver.setup()
+
+    async def load_while_all_wait() -> Any:
+        loop = asyncio.get_running_loop()
+        loaded = asyncio.Event()
+
+        def wait_for_the_load() -> bool:
+            return asyncio.run_coroutine_threadsafe(loaded.wait(), loop).result(30)
+
+        waiting = [asyncio.to_thread(wait_for_the_load) for _ in range(64)]
+        tasks = [asyncio.ensure_future(each) for each in waiting]
+        await asyncio.sleep(0)
+        found = await saver.aget_tuple(config("t"))
+        loaded.set()
+        await asyncio.gather(*tasks)
+        return found
+
+    assert asyncio.run(load_while_all_wait()) is None
+    saver.close()
+
+
+def test_a_locked_file_is_given_up_in_time(sqlite_url: URL) -> None:
+    """After a few runs of the engine's own timeout."""
+    engine = create_engine(sqlite_url, connect_args={"timeout": 0.2})
+    saver = SQLAlchemySaver(engine)
+    saver.setup()
+    locked = sqlite3.connect(str(sqlite_url.database))
+    locked.execute("BEGIN IMMEDIATE")
+    with pytest.raises(DatabaseError):
+        put(saver, "t", {"a": [1]})
+    locked.close()
+    put(saver, "t", {"a": [1]})
+    engine.dispose()
+
+
+def test_repr_shows_no_password_wherever_it_stands() -> None:
+    for url in ("postgresql://u:s3cret@h/d", "postgresql://u@h/d?password=s3cret"):
+        assert "s3cret" not in repr(SQLAlchemySaver.from_url(url))
+
+
+@pytest.mark.parametrize("id", ["a\x00b", "\ud800"])
+def test_an_id_that_cannot_be_stored_is_refused_everywhere(saver: Called, id: str) -> None:
+    calls = [
+        lambda: saver.prune([id]),
+        lambda: saver.delete_for_runs([id]),
+        lambda: saver.delete_thread(id),
+        lambda: saver.get_delta_channel_history(config=config("t"), channels=[id]),
+    ]
+    for call in calls:
+        with pytest.raises(ValueError, match="remove it"):
+            call()
+
+
+def test_odd_metadata_hinders_no_deletion(saver: Called) -> None:
+    from uuid import uuid4
+
+    put(saver, "t", {"a": [1]}, metadata={"run_id": uuid4(), "parents": ["x"]})
+    put(saver, "t", {"a": [2]}, metadata={"run_id": "r1", "counters_since_delta_snapshot": 3})
+    saver.delete_for_runs(["r1"])
+    assert [t.checkpoint["channel_values"] for t in saver.list(config("t"))] == [{"a": [1]}]
+    saver.prune(["t"])
+    assert len(list(saver.list(config("t")))) == 1
+
+
+def test_the_engine_of_a_saver_is_not_changed(saver: Called) -> None:
+    engine: Engine = saver.engine
+    put(saver, "t", {"a": [1]})
+    assert dict(engine.get_execution_options()) == {}
