@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
-from rich.table import Table
 from sqlalchemy import Connection
 
 from ckpt_orm import migrations
@@ -79,11 +78,11 @@ def current(url: Url = None, schema: Schema = None, prefix: Prefix = "") -> None
 def history(url: Url = None, schema: Schema = None, prefix: Prefix = "") -> None:
     """List the revisions, newest last; with a database, which of them it has."""
     found = on(url, lambda c: migrations.current(c, schema=schema, prefix=prefix)) if url else None
-    table = Table("", "revision", "what it does", box=None)
+    # Lines and no table, which would be folded to the width of whatever reads them.
+    out.print(f"  {'revision':14}what it does")
     for revision in REVISIONS:
-        mark = "✓" if state.reached(found, revision) else ""
-        table.add_row(mark, revision, _summary(revision))
-    out.print(table)
+        mark = "✓" if state.reached(found, revision) else " "
+        out.print(f"{mark} {revision:14}{_summary(revision)}")
 
 
 @app.command()

@@ -131,7 +131,7 @@ def test_psql_builds_it_too(
     assert indexes(make_engine(postgres_url), Place()) == INDEX
 
 
-def test_several_processes_build_one(
+def test_two_processes_build_one(
     postgres_url: URL, make_engine: MakeEngine, prepared: Prepare, tmp_path: Path
 ) -> None:
     engine = make_engine(postgres_url)
@@ -146,8 +146,8 @@ def test_several_processes_build_one(
     arguments = ["-m", "alembic", "-c", str(ini), "-x", url, "upgrade", "head"]
     started = [
         subprocess.Popen([sys.executable, *arguments], stderr=subprocess.PIPE, text=True)
-        for _ in range(3)
+        for _ in range(2)
     ]
     errors = [process.communicate()[1] for process in started]
-    assert [process.returncode for process in started] == [0, 0, 0], errors
+    assert [process.returncode for process in started] == [0, 0], errors
     assert indexes(engine, Place()) == INDEX
