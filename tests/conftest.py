@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from backends import BACKENDS, Backend, Called, called
+from hypothesis import settings
 from servers import emptied, postgres_database, postgres_server
 from sqlalchemy import URL, make_url
 
 from ckpt_orm import SQLAlchemySaver
+
+# Where a change is decided about, the same change is judged by the same examples; elsewhere each run
+# looks at new ones.
+settings.register_profile("ci", derandomize=True)
+if os.environ.get("CI"):
+    settings.load_profile("ci")
 
 
 @pytest.fixture(scope="session")
