@@ -15,7 +15,7 @@ from sqlalchemy import URL, make_url
 
 from ckpt_orm import SQLAlchemySaver
 
-# Where a change is decided about, the same change is judged by the same examples; elsewhere each run
+# Where a change is decided about, it is judged by the same examples each time; elsewhere every run
 # looks at new ones.
 settings.register_profile("ci", derandomize=True)
 if os.environ.get("CI"):
