@@ -74,23 +74,36 @@ class Skeleton:
         for place, bone in self.bones.items():
             deltas[place.checkpoint_ns] |= bone.deltas
         needed: set[Place] = set()
+        walked: set[tuple[Place, str]] = set()
         waiting = [place for place in kept if place in self.bones]
         while waiting:
             place = waiting.pop()
             if place not in needed:
                 needed.add(place)
-                waiting += self._needs(place, deltas[place.checkpoint_ns])
+                waiting += self._needs(place, deltas[place.checkpoint_ns], walked)
         return needed
 
-    def _needs(self, place: Place, deltas: set[str]) -> Iterator[Place]:
-        """The parent, where the checkpoint is rebuilt from it: that one then needs its own."""
+    def _needs(
+        self, place: Place, deltas: set[str], walked: set[tuple[Place, str]]
+    ) -> Iterator[Place]:
+        """The ancestors a checkpoint is rebuilt from, and the parent that holds its sends."""
         bone = self.bones[place]
-        rebuilt = any(
-            channel in bone.versions and not self.has_value(place, channel) for channel in deltas
-        )
-        sends = bone.sends_with_parent and bone.parent in self.with_sends
-        if bone.parent in self.bones and (rebuilt or sends):
+        for channel in deltas:
+            if channel in bone.versions and not self.has_value(place, channel):
+                yield from self._walk(bone.parent, channel, walked)
+        if bone.sends_with_parent and bone.parent in self.with_sends and bone.parent in self.bones:
             yield bone.parent
+
+    def _walk(
+        self, here: Place | None, channel: str, walked: set[tuple[Place, str]]
+    ) -> Iterator[Place]:
+        """The ancestors back to the nearest value, as `history` walks: whatever they know of it."""
+        while here is not None and here in self.bones and (here, channel) not in walked:
+            walked.add((here, channel))
+            yield here
+            if self.has_value(here, channel):
+                return
+            here = self.bones[here].parent
 
     def has_value(self, place: Place, channel: str) -> bool:
         """Whether a channel's value is stored at a checkpoint."""
