@@ -133,6 +133,3 @@ class Keeping(Walking):
         insert: Any = self.dialect.insert(table).from_select(["thread_id", *columns], rows)
         statement: Executable = insert.on_conflict_do_nothing(index_elements=key_columns(table))
         return statement
-
-    def _of_thread(self, table: Table) -> Any:
-        return delete(table).where(table.c.thread_id == param("thread_id"))
