@@ -81,21 +81,20 @@ class Codec:
         check_key(*key)
         check_channels(key, checkpoint, new_versions)
         inline, blobs = self._split(checkpoint, new_versions)
-        others = {**checkpoint, "channel_values": None, "channel_versions": None}
-        document = documents.plain(others, self._pack)
-        # These two are what SQL looks into: never packed, and keyed by plain strings.
-        document["channel_values"] = inline
-        document["channel_versions"] = {
-            str.__str__(channel): version
-            for channel, version in checkpoint["channel_versions"].items()
-        }
+        versions = checkpoint["channel_versions"].items()
+        document = documents.dump(
+            checkpoint,
+            self._pack,
+            # These two are what SQL looks into: never packed, and keyed by plain strings.
+            channel_values=inline,
+            channel_versions={str.__str__(channel): version for channel, version in versions},
+        )
+        about = get_serializable_checkpoint_metadata(config, metadata)
         return PutRows(
             key,
             parent.checkpoint_id,
-            documents.encode(document),
-            documents.dump(
-                get_serializable_checkpoint_metadata(config, metadata), self._pack_whatever
-            ),
+            document,
+            documents.dump(about, self._pack_whatever),
             blobs,
         )
 

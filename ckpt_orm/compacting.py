@@ -19,7 +19,7 @@ from langgraph.checkpoint.serde.types import _DeltaSnapshot
 from sqlalchemy import Connection
 
 from ckpt_orm.codec import Codec
-from ckpt_orm.operations import blob_rows, changes
+from ckpt_orm.operations import changes, store
 from ckpt_orm.rows import Blob, Key
 from ckpt_orm.statements import Statements
 
@@ -27,10 +27,9 @@ from ckpt_orm.statements import Statements
 @changes
 def snapshot(conn: Connection, st: Statements, key: Key, blobs: Sequence[Blob]) -> bool:
     """Store values where a checkpoint has none; whether it is still there."""
-    place = key._asdict()
-    if conn.execute(st.THERE, place).first() is None:
+    if conn.execute(st.THERE, key._asdict()).first() is None:
         return False
-    conn.execute(st.SNAPSHOTS, {**place, **blob_rows(blobs)})
+    store(conn, st, st.SNAPSHOTS, key.thread(), blobs)
     return True
 
 

@@ -112,9 +112,45 @@ def plain(document: Mapping[Any, Any], pack: Pack) -> dict[str, Any]:
     return entries
 
 
-def dump(document: Mapping[Any, Any], pack: Pack) -> str:
-    """The JSON text of a mapping; `load` reverses it."""
-    return encode(plain(document, pack))
+def dump(document: Mapping[Any, Any], pack: Pack, **ready: Any) -> str:
+    """The JSON text of a mapping, `ready` being entries as JSON holds them; `load` reverses it."""
+    text = exact({**document, **ready})
+    if text is None:
+        text = encode(plain({**document, **dict.fromkeys(ready)}, pack) | ready)
+    return text
+
+
+def exact(document: Mapping[Any, Any]) -> str | None:
+    """The JSON text of a mapping where it holds all of it, None where something must be packed.
+
+    The rule of this file as a trial, which is faster than a look at each value: what is read back
+    equals what was given. What equals it and yet is not the same is told by the text.
+    """
+    try:
+        text = _ENCODER.encode(document)
+        is_same = _STRICT.decode(text) == document
+    except Exception:  # whatever a value that JSON cannot hold makes of it
+        return None
+    marked = "__ckpt_orm" in text or "\\u0000" in text
+    return text if is_same and not marked and fits_text(text) else None
+
+
+def _fitting_float(text: str) -> float:
+    value = float(text)
+    if not fits_float(value):
+        raise ValueError
+    return value
+
+
+def _fitting_int(text: str) -> int:
+    value = int(text)
+    if not fits(value):
+        raise ValueError
+    return value
+
+
+#: Reads only the numbers that come back from JSONB as they are.
+_STRICT = json.JSONDecoder(parse_float=_fitting_float, parse_int=_fitting_int)
 
 
 def load(text: str, unpack: Unpack) -> dict[str, Any]:

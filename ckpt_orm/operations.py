@@ -9,15 +9,16 @@ connection it needs is told by its decorator; `runners` provides it.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
 from sqlalchemy import Connection
+from sqlalchemy.sql.base import Executable
 
 from ckpt_orm import documents, lanes
-from ckpt_orm.rows import Blob, Found, FoundWrite, Key, PutRows, WriteRows
+from ckpt_orm.rows import Blob, Found, FoundWrite, Key, PutRows, Write, WriteRows
 from ckpt_orm.statements import Page, Statements
 
 P = ParamSpec("P")
@@ -150,26 +151,24 @@ def page(
 @writes
 def put(conn: Connection, st: Statements, rows: PutRows) -> None:
     """Store a checkpoint with its blobs."""
-    blobs = rows.blobs
     params = {
         **rows.key._asdict(),
         "parent_checkpoint_id": rows.parent_checkpoint_id,
         "checkpoint": rows.checkpoint,
         "metadata": rows.metadata,
     }
-    if blobs:
-        params |= blob_rows(blobs)
-    for statement in st.PUT if blobs else (st.CHECKPOINT,):
-        lanes.execute(conn, st, statement, params)
+    if rows.blobs and not st.dialect.stores_each:
+        lanes.execute(conn, st, st.PUT, params | _packed(rows.blobs))
+        return
+    store(conn, st, st.BLOBS, rows.key.thread(), rows.blobs)
+    lanes.execute(conn, st, st.CHECKPOINT, params)
 
 
 @writes
 def put_writes(conn: Connection, st: Statements, rows: WriteRows) -> None:
     """Store the writes of a task."""
-    cells = [{"idx": w.idx, "channel": w.channel, "type": w.type} for w in rows.writes]
-    params = {**rows.key._asdict(), "task_id": rows.task_id, "task_path": rows.task_path}
-    params |= _rows(cells, [(w.blob, None) for w in rows.writes])
-    lanes.execute(conn, st, st.WRITES, params)
+    task = {**rows.key._asdict(), "task_id": rows.task_id, "task_path": rows.task_path}
+    store(conn, st, st.WRITES, task, rows.writes)
 
 
 @writes
@@ -179,27 +178,35 @@ def delete_thread(conn: Connection, st: Statements, thread_id: str) -> None:
         lanes.execute(conn, st, statement, {"thread_id": thread_id})
 
 
-def blob_rows(blobs: Sequence[Blob]) -> dict[str, Any]:
-    """The parameters of blobs."""
-    cells = [{"channel": b.channel, "version": b.version, "type": b.type} for b in blobs]
-    return _rows(cells, [(b.blob, b.digest) for b in blobs])
+def store(
+    conn: Connection,
+    st: Statements,
+    statement: Executable,
+    params: Mapping[str, Any],
+    rows: Sequence[Blob | Write],
+) -> None:
+    """Execute a statement for rows that have `params` in common, of which there may be none."""
+    if st.dialect.stores_each:
+        lanes.execute_many(conn, st, statement, [{**params, **row._asdict()} for row in rows])
+    elif rows:
+        lanes.execute(conn, st, statement, {**params, **_packed(rows)})
 
 
-def _rows(
-    cells: list[dict[str, Any]], payloads: list[tuple[bytes | None, bytes | None]]
-) -> dict[str, Any]:
+def _packed(rows: Sequence[Blob | Write]) -> dict[str, Any]:
     """The parameters of rows: their cells, each with where its payload starts (from 1), its size.
 
     A digest stands behind its payload.
     """
+    cells: list[dict[str, Any]] = []
     parts: list[bytes] = []
     start = 1
-    for row, (payload, digest) in zip(cells, payloads, strict=True):
-        row |= {"start": start, "size": None if payload is None else len(payload)}
+    for row in rows:
+        cell = row._asdict()
+        payload, digest = cell.pop("blob"), cell.pop("digest", None)
+        cells.append(cell | {"start": start, "size": None if payload is None else len(payload)})
         parts += (payload or b"", digest or b"")
         start += len(parts[-2]) + len(parts[-1])
-    # Never empty: to SQLite, a part of an empty byte string is NULL.
-    return {"rows": documents.encode(cells), "payload": b"".join(parts) or b"\x00"}
+    return {"rows": documents.encode(cells), "payload": b"".join(parts)}
 
 
 def _assemble(rows: Sequence[Any]) -> list[Found]:

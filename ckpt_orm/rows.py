@@ -5,7 +5,7 @@ Nothing here knows LangGraph's values or SQLAlchemy's statements.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from langchain_core.runnables import RunnableConfig
@@ -31,6 +31,10 @@ class Key(NamedTuple):
     thread_id: str
     checkpoint_ns: str
     checkpoint_id: str | None
+
+    def thread(self) -> dict[str, str]:
+        """The columns that the rows of a thread and namespace have in common."""
+        return {"thread_id": self.thread_id, "checkpoint_ns": self.checkpoint_ns}
 
     def config(self, checkpoint_id: str | None = None) -> RunnableConfig:
         """The three plain keys that LangGraph merges into a run's config."""
@@ -135,21 +139,27 @@ def check_key(*columns: str | None) -> None:
     Raises:
         InvalidConfig: for a NUL, a lone surrogate, or more than `MAX_KEY_BYTES`.
     """
-    size = 0
-    for column in columns:
-        if column is None:
-            continue
-        if not documents.fits_text(column):
-            raise InvalidConfig(
-                "an id, namespace, channel or version contains a NUL or a lone surrogate, which "
-                "Postgres cannot store: remove it"
-            )
-        size += len(column) if column.isascii() else len(column.encode())
+    size = _size_of(columns)
     if size > MAX_KEY_BYTES:
         raise InvalidConfig(
             f"the ids of one row measure {size} bytes together, more than the {MAX_KEY_BYTES} that "
             "an index entry can hold: use a shorter thread_id, node or channel name"
         )
+
+
+def _size_of(columns: Iterable[str | None]) -> int:
+    """Their bytes of UTF-8, all together.
+
+    Raises:
+        InvalidConfig: for a NUL or a lone surrogate.
+    """
+    text = "".join(filter(None, columns))
+    if not documents.fits_text(text):
+        raise InvalidConfig(
+            "an id, namespace, channel or version contains a NUL or a lone surrogate, which "
+            "Postgres cannot store: remove it"
+        )
+    return len(text) if text.isascii() else len(text.encode())
 
 
 def version_key(version: str | int | float) -> str:
@@ -188,5 +198,9 @@ def check_channels(key: Key, checkpoint: Checkpoint, new_versions: ChannelVersio
     for name in (documents.PACKED, documents.ENTRIES):
         if name in every:
             raise InvalidConfig(f"a channel cannot be named {name!r}: rename it")
-    for channel, version in every.items():
-        check_key(key.thread_id, key.checkpoint_ns, channel, version_key(version))
+    versions = [version_key(version) for version in every.values()]
+    place = key.thread_id, key.checkpoint_ns
+    # What fits into one row all together, as nearly always, fits into a row each.
+    if _size_of((*place, *every, *versions)) > MAX_KEY_BYTES:
+        for channel, version in zip(every, versions, strict=True):
+            check_key(*place, channel, version)

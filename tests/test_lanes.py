@@ -104,8 +104,12 @@ def test_a_log_shows_every_statement(
 @IN_THE_CALLERS_THREAD
 def test_an_error_is_told_by_core(saver: Called, direct: list[Any]) -> None:
     st = statements_for(saver.models, saver.engine.dialect.name)
-    params = {"thread_id": "t", "checkpoint_ns": "", "rows": "no json", "payload": b""}
-    params |= {"checkpoint_id": "1", "task_id": "1", "task_path": ""}
+    params = {"thread_id": "t", "checkpoint_ns": "", "checkpoint_id": "1", "task_id": "1"}
+    row = {"idx": 0, "channel": None, "type": None, "blob": b""}
+    params |= {
+        "task_path": "",
+        **(row if st.dialect.stores_each else {"rows": "?", "payload": b""}),
+    }
     with saver.engine.connect() as conn, pytest.raises(DBAPIError):
         lanes.execute(conn, st, st.WRITES, params)
     assert direct == [st.WRITES]

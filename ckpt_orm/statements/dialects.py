@@ -53,6 +53,7 @@ class Dialect:
         member: an entry of a document, as a document.
         entries: the (key, value as text) pairs of a document.
         rows: the rows of the JSON array of objects bound under a name, by column and type.
+        stores_each: whether rows are stored by a statement for each, rather than by one for all.
         together: statements that are executed as one, where the dialect can.
         elements: the (value) rows of the JSON array of strings bound under a name.
         among: whether a column is one of those strings, such that its index is used.
@@ -77,6 +78,7 @@ class Dialect:
     document: Callable[[Column], Column]
     entries: Callable[[Column, str], TableValuedAlias]
     rows: Callable[..., FromClause]
+    stores_each: bool
     together: Callable[..., Sequence[Executable]]
     elements: Callable[[str], TableValuedAlias]
     among: Callable[[Column, str], ColumnElement[bool]]
@@ -146,6 +148,7 @@ POSTGRES = Dialect(
         func.jsonb_each_text(_at(document, key)).table_valued("key", "value").render_derived()
     ),
     rows=_recordset,
+    stores_each=False,
     together=_with_ctes,
     elements=_elements,
     # An array, which the index is asked for; a sub-select might be joined with a scan of the table.
@@ -217,6 +220,7 @@ SQLITE = Dialect(
     document=lambda value: value,
     entries=_sqlite_entries,
     rows=_json_rows,
+    stores_each=True,
     together=lambda *statements: statements,
     elements=_json_elements,
     among=lambda column, name: column.in_(select(_json_elements(name).c.value)),

@@ -1,11 +1,12 @@
 """Writing: what `put`, `put_writes` and `delete_thread` store and remove.
 
-The rows of a call travel as one JSON parameter, their payloads as one byte string in which each row
+On Postgres each call is a single statement, so one round trip and one transaction without BEGIN and
+COMMIT. Its rows travel as one JSON parameter, their payloads as one byte string in which each row
 knows its place. So a statement is the same for any number of rows, and bytes are sent as bytes: an
 array of them would go as escaped text with several drivers.
 
-On Postgres each call is a single statement, so one round trip and one transaction without BEGIN and
-COMMIT. On SQLite, which has no writing CTE and no network, it is a statement per table.
+On SQLite, which has no writing CTE and no network, it is a statement per table, executed once for
+each row: to take the rows out of JSON would cost it more than to store them.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ from sqlalchemy import (
     delete,
     func,
     select,
-    true,
 )
 from sqlalchemy.sql.base import Executable
+from sqlalchemy.types import TypeEngine
 
 from ckpt_orm.rows import EMPTY
 from ckpt_orm.statements.dialects import Column, constant, param
@@ -41,9 +42,10 @@ class Statements(Finding):
     """All statements of one set of tables on one dialect; `statements_for` makes and keeps them."""
 
     @cached_property
-    def PUT(self) -> Sequence[Executable]:
-        """A checkpoint with its blobs."""
-        return self.dialect.together(self.BLOBS, self.CHECKPOINT)
+    def PUT(self) -> Executable:
+        """A checkpoint with its blobs, where one statement can store both."""
+        (both,) = self.dialect.together(self.BLOBS, self.CHECKPOINT)
+        return both
 
     @cached_property
     def CHECKPOINT(self) -> Any:
@@ -76,32 +78,16 @@ class Statements(Finding):
         )
 
     def _blobs(self) -> Any:
-        rows = self.dialect.rows(
-            "rows", channel=Text, version=Text, type=Text, start=Integer, size=Integer
-        )
-        digest = _part(rows.c.start + rows.c.size, constant(DIGEST_SIZE))
-        return self._insert(
-            self.blobs,
-            rows,
-            **_params("thread_id", "checkpoint_ns"),
-            **{name: rows.c[name] for name in ("channel", "version", "type")},
-            blob=_part(rows.c.start, rows.c.size),
-            digest=digest,
-        )
+        source, row = self._rows(channel=Text, version=Text, type=Text)
+        return self._insert(self.blobs, source, **_params("thread_id", "checkpoint_ns"), **row)
 
     @cached_property
     def WRITES(self) -> Any:
         """Writes; of one that is there already, only a special channel's (idx < 0) is replaced."""
-        rows = self.dialect.rows(
-            "rows", idx=Integer, channel=Text, type=Text, start=Integer, size=Integer
-        )
-        insert = self._insert(
-            self.writes,
-            rows,
-            **_params("thread_id", "checkpoint_ns", "checkpoint_id", "task_id", "task_path"),
-            **{name: rows.c[name] for name in ("idx", "channel", "type")},
-            blob=_part(rows.c.start, rows.c.size),
-        )
+        source, row = self._rows(idx=Integer, channel=Text, type=Text)
+        del row["digest"]
+        key = _params("thread_id", "checkpoint_ns", "checkpoint_id", "task_id", "task_path")
+        insert = self._insert(self.writes, source, **key, **row)
         replaced = ("channel", "type", "blob", "task_path")
         return insert.on_conflict_do_update(
             index_elements=key_columns(self.writes),
@@ -119,13 +105,23 @@ class Statements(Finding):
         )
         return self.dialect.together(*deletes)
 
+    def _rows(self, **cells: type[TypeEngine[Any]]) -> tuple[FromClause | None, dict[str, Column]]:
+        """Where the rows of a call come from, None for parameters; their cells, blob and digest."""
+        if self.dialect.stores_each:
+            types = {**cells, "blob": LargeBinary, "digest": LargeBinary}
+            return None, {name: param(name, type_) for name, type_ in types.items()}
+        rows = self.dialect.rows("rows", **cells, start=Integer, size=Integer)
+        start, size = rows.c.start, rows.c.size
+        columns: dict[str, Column] = {name: rows.c[name] for name in cells}
+        columns["blob"] = _part(start, size)
+        columns["digest"] = _part(start + size, constant(DIGEST_SIZE))
+        return rows, columns
+
     def _insert(self, table: Table, source: FromClause | None, **columns: Column) -> Any:
-        """INSERT … SELECT, which reads the same from parameters and from rows."""
-        rows = select(*columns.values())
-        if source is not None:
-            rows = rows.select_from(source)
-        # SQLite needs a WHERE here to tell ON CONFLICT from a join's ON.
-        return self.dialect.insert(table).from_select(list(columns), rows.where(true()))
+        insert = self.dialect.insert(table)
+        if source is None:
+            return insert.values(columns)
+        return insert.from_select(list(columns), select(*columns.values()).select_from(source))
 
 
 def _params(*names: str) -> dict[str, Column]:

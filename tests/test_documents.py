@@ -1,0 +1,75 @@
+"""A document is encoded in one go where JSON holds all of it, and comes out as value by value."""
+
+from __future__ import annotations
+
+import enum
+from collections import OrderedDict, namedtuple
+from datetime import datetime
+from decimal import Decimal
+from typing import Any
+
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from ckpt_orm import documents
+
+Pair = namedtuple("Pair", "one two")
+
+
+class Colour(str, enum.Enum):
+    RED = "red"
+
+
+class Number(enum.IntEnum):
+    ONE = 1
+
+
+class Half(float):
+    """A float by another name."""
+
+
+def pack(value: Any) -> tuple[str, bytes]:
+    return type(value).__name__, repr(value).encode("utf-8", "backslashreplace")
+
+
+SCALARS = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.sampled_from([2**63, 2**1024, -(2**1024), 2**1023, 10**309]),
+    st.floats(),
+    st.sampled_from([1e16, -0.0, 1e-7, 5.0, Half(0.5), Half(1e16)]),
+    st.text(),
+    st.sampled_from(["\x00", "\ud800", "\\u0000", "é", documents.PACKED, documents.ENTRIES]),
+    st.sampled_from([Colour.RED, Number.ONE, Decimal(1), datetime(2026, 1, 1), b"x", {1}]),
+)
+KEYS = st.one_of(
+    st.text(max_size=3),
+    st.sampled_from([documents.PACKED, documents.ENTRIES, "\x00", "\ud800", Colour.RED]),
+    st.sampled_from([1, 1.5, None, True, Number.ONE, Decimal(1), (1,)]),
+)
+VALUES = st.recursive(
+    SCALARS,
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3),
+        st.tuples(inner, inner),
+        st.builds(Pair, inner, inner),
+        st.dictionaries(KEYS, inner, max_size=3),
+        st.dictionaries(st.text(max_size=3), inner, max_size=3).map(OrderedDict),
+    ),
+    max_leaves=8,
+)
+
+
+@given(st.dictionaries(KEYS, VALUES, max_size=4))
+@example({"a": 1, "b": [True, None, 0.5, "x"], "c": {"d": {}}})
+@example({"a": 1e16})
+@example({"a": {1: 2}})
+def test_in_one_go_as_value_by_value(document: dict[Any, Any]) -> None:
+    apart = documents.encode(documents.plain(document, pack))
+    assert documents.dump(document, pack) == apart
+
+
+def test_what_json_holds_goes_in_one() -> None:
+    document = {"v": 4, "seen": {"node": {"a": "1"}}, "x": 0.5, "é": [None, True, -7]}
+    assert documents.exact(document) == documents.encode(document)
