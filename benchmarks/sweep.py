@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 from servers import execute, postgres_server
 from sqlalchemy import URL, create_engine, make_url, text
 
-from benchmarks.cases import Conversation
+from benchmarks.conversation import Conversation
 from ckpt_orm import Retention, SQLAlchemySaver
 
 #: Checkpoints of a thread.
