@@ -19,6 +19,7 @@ What is public is named here. To read the code, follow a call:
     compacting   a value where a DeltaChannel had to be rebuilt
     upkeep       the saver's methods for an operator
     models       the tables, as declarative models
+    columns      an application's own columns on them
     migrations   the revisions that create and change them
     errors       what can go wrong, each with its remedy
 """
@@ -26,6 +27,7 @@ What is public is named here. To read the code, follow a call:
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from ckpt_orm.columns import from_config
 from ckpt_orm.errors import (
     CheckpointError,
     CorruptCheckpoint,
@@ -44,7 +46,10 @@ from ckpt_orm.models import (
     Base,
     Checkpoint,
     CheckpointBlob,
+    CheckpointBlobMixin,
+    CheckpointMixin,
     CheckpointWrite,
+    CheckpointWriteMixin,
     Models,
     declare,
 )
@@ -62,8 +67,11 @@ __all__ = [
     "Base",
     "Checkpoint",
     "CheckpointBlob",
+    "CheckpointBlobMixin",
     "CheckpointError",
+    "CheckpointMixin",
     "CheckpointWrite",
+    "CheckpointWriteMixin",
     "CorruptCheckpoint",
     "DataWouldBeLost",
     "DatabaseError",
@@ -85,6 +93,7 @@ __all__ = [
     "WrongEngine",
     "__version__",
     "declare",
+    "from_config",
     "tune",
 ]
 

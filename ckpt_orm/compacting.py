@@ -20,16 +20,22 @@ from sqlalchemy import Connection
 
 from ckpt_orm.codec import Codec
 from ckpt_orm.operations import changes, store
-from ckpt_orm.rows import Blob, Key
+from ckpt_orm.rows import NOTHING, Blob, Key
 from ckpt_orm.statements import Statements
 
 
 @changes
-def snapshot(conn: Connection, st: Statements, key: Key, blobs: Sequence[Blob]) -> bool:
+def snapshot(
+    conn: Connection,
+    st: Statements,
+    key: Key,
+    blobs: Sequence[Blob],
+    filled: Mapping[str, Any] = NOTHING,
+) -> bool:
     """Store values where a checkpoint has none; whether it is still there."""
     if conn.execute(st.THERE, key._asdict()).first() is None:
         return False
-    store(conn, st, st.SNAPSHOTS, key.thread(), blobs)
+    store(conn, st, st.SNAPSHOTS, {**key.thread(), **filled}, blobs)
     return True
 
 

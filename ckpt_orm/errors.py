@@ -68,6 +68,24 @@ class SchemaNotReady(SchemaError):
         )
 
 
+class ModelsNotReady(SchemaNotReady):
+    """The tables of an application's own models are not in the database as the models have them.
+
+    Args:
+        problem: what is missing, in words.
+    """
+
+    def __init__(self, problem: str) -> None:
+        SchemaError.__init__(self, problem)
+
+    def __str__(self) -> str:
+        return (
+            f"{self.args[0]}: it belongs to models of your own, which your own revisions make: run "
+            "`alembic revision --autogenerate` and `alembic upgrade head`, or in a test "
+            "`models.metadata.create_all(engine)`"
+        )
+
+
 class ForeignTable(SchemaError):
     """A table has one of our names and another shape; it was left as it is.
 

@@ -23,7 +23,6 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError, UnboundExecutionError
 from sqlalchemy.orm import Session, scoped_session
 
-from ckpt_orm import migrations
 from ckpt_orm.errors import WrongEngine
 from ckpt_orm.operations import Access, Operation
 from ckpt_orm.runners import Runner, begins_itself, in_thread, to_its_end, translated
@@ -157,7 +156,7 @@ class GuestRunner:
     def _set_up(self, conn: Connection) -> None:
         self._join(conn, Access.CHANGE)
         with self._savepoint(conn, Access.CHANGE):
-            self.host.migrate(migrations.setup, conn)
+            self.host.set_up(conn)
 
     def _join(self, conn: Connection, access: Access) -> None:
         """Refuse a connection that has no transaction to join; begin what the driver puts off.

@@ -13,7 +13,7 @@ other. That is why a transaction that a failed statement would spoil does not us
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -23,6 +23,7 @@ from sqlalchemy import Dialect as Engineer
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.sql.base import Executable
 
+from ckpt_orm.columns import FILLED
 from ckpt_orm.statements import Statements
 
 #: Drivers whose rows need no processing: text is str, bytes are bytes.
@@ -37,16 +38,29 @@ BINARY = 1
 
 @dataclass(frozen=True)
 class Compiled:
-    """A statement's text, and where its parameters go."""
+    """A statement's text, and where its parameters go.
+
+    Args:
+        text: what the driver executes.
+        names: the order of its parameters; None where they go by name.
+        fixed: the values of those that belong to the statement.
+        returns_rows: whether it is a query.
+        processors: what the types of an application's own columns make of their values.
+        is_plain: whether Core would do nothing but execute it.
+    """
 
     text: str
     names: Sequence[str] | None
     fixed: Mapping[str, Any]
     returns_rows: bool
+    processors: Mapping[str, Callable[[Any], Any]]
+    is_plain: bool
 
     def parameters(self, given: Mapping[str, Any]) -> Any:
         """The parameters in the style of the driver."""
         values = {**self.fixed, **given}
+        if self.processors:
+            values |= {name: process(values[name]) for name, process in self.processors.items()}
         return values if self.names is None else [values[name] for name in self.names]
 
 
@@ -57,7 +71,7 @@ def execute(
     conn: Connection, st: Statements, statement: Executable, params: Mapping[str, Any]
 ) -> Sequence[Any]:
     """Execute a constant; the rows it returns, as tuples."""
-    if _is_clear(conn, st):
+    if _is_clear(conn, st) and _compiled(conn.dialect, statement).is_plain:
         try:
             return _execute_directly(conn, statement, params)
         except conn.dialect.loaded_dbapi.Error as error:
@@ -73,8 +87,7 @@ def execute_many(
 
     For each row Core makes a dictionary of its parameters, which takes longer than SQLite does.
     """
-    if rows and _is_clear(conn, st):
-        compiled = _compiled(conn.dialect, statement)
+    if rows and _is_clear(conn, st) and (compiled := _compiled(conn.dialect, statement)).is_plain:
         cursor: Any = conn.connection.cursor()
         try:
             cursor.executemany(compiled.text, [compiled.parameters(row) for row in rows])
@@ -140,5 +153,24 @@ def _compiled(dialect: Engineer, statement: Executable) -> Compiled:
         made: Any = statement.compile(dialect=dialect)  # type: ignore[attr-defined]
         fixed = {name: value for name, value in made.params.items() if value is not None}
         names = made.positiontup if made.positional else None
-        known[statement] = Compiled(str(made), names, fixed, bool(statement.is_select))
+        # In Python, which an application's own columns may have.
+        has_defaults = any(getattr(made, f"{kind}_prefetch", ()) for kind in ("insert", "update"))
+        known[statement] = Compiled(
+            text=str(made),
+            names=names,
+            fixed=fixed,
+            returns_rows=bool(statement.is_select),
+            processors=_processors(made, dialect),
+            is_plain=not has_defaults,
+        )
     return known[statement]
+
+
+def _processors(made: Any, dialect: Engineer) -> dict[str, Callable[[Any], Any]]:
+    """Those of parameters whose type is not one of our own, which need none here."""
+    return {
+        name: process
+        for name, bind in made.binds.items()
+        if name.startswith(FILLED)
+        and (process := bind.type.dialect_impl(dialect).bind_processor(dialect))
+    }

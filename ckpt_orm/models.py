@@ -5,15 +5,19 @@ Each table is a mixin, so that it can be mapped on any `DeclarativeBase`; `Check
 under another schema or prefix. Nothing executes here. The database itself is born by the Alembic
 revisions, which never import this file; a test compares the two.
 
+Mapped on an application's own base, the tables are the application's: its columns may stand beside
+ours, its naming convention holds, and its own revisions make them.
+
 Ids are compared byte by byte: on Postgres the key columns are declared `COLLATE "C"`, on SQLite
 that is the default. A locale's order would put "-" and upper case elsewhere than Python does.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
-from typing import Any, NamedTuple, cast
+from typing import Any, ClassVar, NamedTuple, cast
 
 from sqlalchemy import (
     JSON,
@@ -34,19 +38,45 @@ from sqlalchemy.schema import SchemaItem
 #: A key column: text in binary order on both dialects.
 Id = Text().with_variant(TEXT(collation="C"), "postgresql")
 
+
+class _Binary(JSONB):
+    """A JSONB that autogenerate writes into a revision such that it runs.
+
+    On SQLite, Alembic writes a type of another dialect as its repr is, and that of a JSONB names a
+    `Text` which no revision imports.
+    """
+
+    __module__ = JSONB.__module__
+
+    def __repr__(self) -> str:
+        return "JSONB()"
+
+    def __reduce__(self) -> tuple[type[JSONB], tuple[()]]:
+        return JSONB, ()
+
+
 #: A document: JSONB on Postgres, JSON text on SQLite.
-Document = JSON().with_variant(JSONB(), "postgresql")
+Document = JSON().with_variant(_Binary(), "postgresql")
 
 
 class _TableArgs:
-    """Names the primary key as Postgres itself would, so an adopted table has the same one."""
+    """Names the primary key as Postgres itself would, so an adopted table has the same one.
+
+    On a base whose naming convention names primary keys, that one does.
+    """
 
     __tablename__: str
+    __schema__: str | None = None
     __key__: tuple[str, ...]
+    metadata: ClassVar[MetaData]
 
     @declared_attr.directive
-    def __table_args__(cls) -> tuple[SchemaItem, ...]:
-        return (PrimaryKeyConstraint(*cls.__key__, name=f"{cls.__tablename__}_pkey"),)
+    def __table_args__(cls) -> tuple[SchemaItem | dict[str, str], ...]:
+        named: Mapping[Any, Any] = cls.metadata.naming_convention
+        is_named = "pk" in named or PrimaryKeyConstraint in named
+        name = None if is_named else f"{cls.__tablename__}_pkey"
+        key = PrimaryKeyConstraint(*cls.__key__, name=name)
+        return (key, {"schema": cls.__schema__}) if cls.__schema__ else (key,)
 
 
 class CheckpointMixin(_TableArgs):
@@ -145,7 +175,7 @@ class CheckpointWrite(CheckpointWriteMixin, Base):
 
 
 class Models(NamedTuple):
-    """The three models of one set of tables."""
+    """The models of one set of tables, each a mapped class with the mixin of its name."""
 
     checkpoint: type[CheckpointMixin]
     blob: type[CheckpointBlobMixin]
@@ -159,38 +189,96 @@ class Models(NamedTuple):
 
     @property
     def metadata(self) -> MetaData:
-        """What holds the three tables and nothing else, to be put into a `target_metadata`."""
+        """What holds the tables: nothing else, to be put into a `target_metadata`, or an
+        application's own.
+        """
         return self.tables[0].metadata
+
+    @property
+    def place(self) -> tuple[str | None, str]:
+        """The schema of the tables, and what the name of the first one begins with."""
+        table = self.tables[0]
+        return table.schema, table.name.removesuffix(Checkpoint.__tablename__)
+
+    @property
+    def are_packaged(self) -> bool:
+        """Whether the packaged revisions make these tables, and not an application's own."""
+        return self == DEFAULT or issubclass(self.checkpoint, _Packaged)
 
 
 DEFAULT = Models(Checkpoint, CheckpointBlob, CheckpointWrite)
 
 
-def declare(schema: str | None = None, prefix: str = "") -> Models:
-    """The models of the tables `{schema}.{prefix}checkpoints…`, on a registry of their own.
+def declare(
+    base: type[DeclarativeBase] | None = None,
+    *,
+    schema: str | None = None,
+    prefix: str = "",
+    extra: type[Any] | Sequence[type[Any]] = (),
+) -> Models:
+    """The models of the tables `{schema}.{prefix}checkpoints…`.
+
+    Without a base they are on a registry of their own, and the packaged revisions make the tables.
+    On a base of the application's, its naming convention holds, and its own revisions make them:
+
+        class Owned:
+            user_id: Mapped[int | None] = from_config("user_id", index=True)
+
+        models = declare(Base, prefix="agent_", extra=Owned)
+        saver = SQLAlchemySaver(engine, models=models)
+
+    To name the classes, or to give columns to the other tables, map the mixins: see `Models`.
 
     Args:
-        schema: the schema the tables live in; None leaves it to the connection.
-        prefix: what the three names begin with, "" for the official ones.
+        base: the application's declarative base.
+        schema: the schema the tables live in; None leaves it to the connection, or to the base's
+            metadata.
+        prefix: what the names begin with, "" for the official ones.
+        extra: mixins with more columns and relationships of the checkpoints' model.
 
     Returns:
-        `DEFAULT` for no schema and no prefix; otherwise three new classes, the same ones each time.
+        Without a base, the same classes each time. On a base, new ones, so only once.
+
+    Raises:
+        ValueError: for `extra` without a base.
     """
+    if base is not None:
+        mixins = tuple(extra) if isinstance(extra, Sequence) else (extra,)
+        return _mapped(base, schema, prefix, mixins)
+    if extra:
+        raise ValueError("extra columns need tables of your own: pass your declarative base too")
     return _declared(schema, prefix) if schema is not None or prefix else DEFAULT
+
+
+class _Packaged:
+    """Marks the models on a registry of their own."""
 
 
 # Behind `declare`, since a cache takes an argument by name for another call than one by position.
 @lru_cache(maxsize=256)
 def _declared(schema: str | None, prefix: str) -> Models:
-    class Registry(DeclarativeBase):
+    class Registry(_Packaged, DeclarativeBase):
         metadata = MetaData(schema=schema)
 
-    def model(mixin: type[Any], like: type[Base]) -> Any:
+    return _mapped(Registry, None, prefix)
+
+
+def _mapped(
+    base: type[DeclarativeBase],
+    schema: str | None,
+    prefix: str,
+    extra: tuple[type[Any], ...] = (),
+) -> Models:
+    """The models on a base, in whose registry a prefix tells their names from other ones."""
+    named = "".join(part.capitalize() for part in prefix.split("_"))
+
+    def model(mixin: type[Any], like: type[Base], *more: type[Any]) -> Any:
         names = {"__tablename__": prefix + like.__tablename__, "__doc__": like.__doc__}
-        return type(like.__name__, (mixin, Registry), names)
+        own = {"__schema__": schema, "__module__": base.__module__}
+        return type(named + like.__name__, (*more, mixin, base), names | own)
 
     return Models(
-        model(CheckpointMixin, Checkpoint),
+        model(CheckpointMixin, Checkpoint, *extra),
         model(CheckpointBlobMixin, CheckpointBlob),
         model(CheckpointWriteMixin, CheckpointWrite),
     )

@@ -157,10 +157,14 @@ def put(conn: Connection, st: Statements, rows: PutRows) -> None:
         "checkpoint": rows.checkpoint,
         "metadata": rows.metadata,
     }
+    thread: dict[str, Any] = rows.key.thread()
+    if rows.filled:
+        params |= rows.filled
+        thread |= rows.filled
     if rows.blobs and not st.dialect.stores_each:
         lanes.execute(conn, st, st.PUT, params | _packed(rows.blobs))
         return
-    store(conn, st, st.BLOBS, rows.key.thread(), rows.blobs)
+    store(conn, st, st.BLOBS, thread, rows.blobs)
     lanes.execute(conn, st, st.CHECKPOINT, params)
 
 
@@ -168,6 +172,8 @@ def put(conn: Connection, st: Statements, rows: PutRows) -> None:
 def put_writes(conn: Connection, st: Statements, rows: WriteRows) -> None:
     """Store the writes of a task."""
     task = {**rows.key._asdict(), "task_id": rows.task_id, "task_path": rows.task_path}
+    if rows.filled:
+        task |= rows.filled
     store(conn, st, st.WRITES, task, rows.writes)
 
 

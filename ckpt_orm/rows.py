@@ -6,7 +6,8 @@ Nothing here knows LangGraph's values or SQLAlchemy's statements.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import ChannelVersions, Checkpoint
@@ -20,6 +21,9 @@ EMPTY = "empty"
 #: What a primary key may measure in bytes of UTF-8, all columns together. An index entry of
 #: Postgres ends at 2,704 bytes; the rest is for its headers.
 MAX_KEY_BYTES = 2_600
+
+#: No columns of an application's own.
+NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 #: The format version from which pending sends are no longer kept with the parent.
 SENDS_WITH_CHECKPOINT = 4
@@ -67,22 +71,24 @@ class Write(NamedTuple):
 
 
 class PutRows(NamedTuple):
-    """What `put` stores."""
+    """What `put` stores; `filled` are the parameters of an application's own columns."""
 
     key: Key
     parent_checkpoint_id: str | None
     checkpoint: str
     metadata: str
     blobs: list[Blob]
+    filled: Mapping[str, Any] = NOTHING
 
 
 class WriteRows(NamedTuple):
-    """What `put_writes` stores."""
+    """What `put_writes` stores; `filled` as in `PutRows`."""
 
     key: Key
     task_id: str
     task_path: str
     writes: list[Write]
+    filled: Mapping[str, Any] = NOTHING
 
 
 class FoundWrite(NamedTuple):

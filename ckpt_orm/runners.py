@@ -66,8 +66,6 @@ class Runner:
 
     Args:
         models: the mapped tables.
-        schema: the schema they are in, None for the connection's default.
-        table_prefix: what their names begin with.
         engine: serves sync callers, and async ones where there is no other.
         async_engine: serves async callers.
         owned: whether the engines were made for this runner, and end with it.
@@ -76,8 +74,6 @@ class Runner:
     def __init__(
         self,
         models: Models,
-        schema: str | None,
-        table_prefix: str,
         engine: Engine | None,
         async_engine: LoopEngines | GivenEngine | None,
         owned: bool,
@@ -92,7 +88,7 @@ class Runner:
                 "pass an Engine, an AsyncEngine, or one of each for the same database"
             )
         (name,) = names
-        self._schema, self._prefix = schema, table_prefix
+        self._models = models
         self.statements = statements_for(models, name)
         self.engine = engine
         self.async_engine = async_engine
@@ -183,12 +179,12 @@ class Runner:
     def look(self, conn: Connection) -> None:
         """Refuse tables this release cannot work with, unless they were found right before."""
         if not self._ready:
-            self.migrate(migrations.check, conn)
+            migrations.check_models(conn, self._models)
             self._ready = True
 
-    def migrate(self, function: Callable[..., None], conn: Connection) -> None:
-        """Call a function of `migrations` for the place of the tables."""
-        function(conn, schema=self._schema, prefix=self._prefix)
+    def set_up(self, conn: Connection) -> None:
+        """Bring the tables to this release's revision; see `migrations.setup_models`."""
+        migrations.setup_models(conn, self._models)
 
     def _begin(self, conn: Connection, access: Access) -> None:
         begin = self.statements.dialect.begin
@@ -214,16 +210,16 @@ class Runner:
         # A query may hold a password too, which a URL's own repr does not hide.
         source: Any = self.engine or self.async_engine
         dialect = source.url.set(query={})
-        place = f", schema={self._schema!r}" if self._schema else ""
-        prefix = f", table_prefix={self._prefix!r}" if self._prefix else ""
-        return f"{dialect!r}{place}{prefix}"
+        schema, prefix = self._models.place
+        place = f", schema={schema!r}" if schema else ""
+        return f"{dialect!r}{place}" + (f", table_prefix={prefix!r}" if prefix else "")
 
     def setup(self) -> None:
-        """Bring the tables to this release's revision; see `migrations.setup`."""
+        """Bring the tables to this release's revision; see `migrations.setup_models`."""
         engine = self._sync_engine()
         turn = self._turns.take(Access.CHANGE)
         with translated("setup"), turn, engine.connect() as conn:
-            self.migrate(migrations.setup, conn)
+            self.set_up(conn)
 
     async def asetup(self) -> None:
         """`setup` in the other colour."""
@@ -232,7 +228,7 @@ class Runner:
         engine = await self.async_engine.current()
         with translated("setup"):
             async with self._turns.atake(Access.CHANGE), engine.connect() as conn:
-                await conn.run_sync(partial(self.migrate, migrations.setup))
+                await conn.run_sync(self.set_up)
 
     def dispose(self) -> None:
         """Close the connections of a sync engine that was made here."""

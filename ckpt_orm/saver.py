@@ -29,6 +29,7 @@ from sqlalchemy import URL, Connection, Engine
 
 from ckpt_orm import history, operations, retention
 from ckpt_orm.codec import Codec
+from ckpt_orm.columns import fillings, values_of
 from ckpt_orm.engines import GivenEngine, LoopEngines, create, engines_of
 from ckpt_orm.errors import InvalidConfig
 from ckpt_orm.finding import Finding, check_limit, page_size
@@ -74,8 +75,11 @@ class SQLAlchemySaver(Finding, Upkeep, BaseCheckpointSaver[str]):
             no value is inlined in the readable document, so an encrypting one hides them all.
         schema: the schema of the tables; None leaves it to the connection.
         table_prefix: what the tables' names begin with.
+        models: the models of the tables, on the application's own base (see `declare`), instead of
+            a schema and prefix; the application's own revisions make such tables.
 
     Raises:
+        ValueError: for models as well as a schema or prefix.
         WrongEngine: for engines of two databases, or a memory database that threads cannot share.
         UnsupportedDialect: for a database other than SQLite and Postgres.
     """
@@ -93,12 +97,12 @@ class SQLAlchemySaver(Finding, Upkeep, BaseCheckpointSaver[str]):
         serde: SerializerProtocol | None = None,
         schema: str | None = None,
         table_prefix: str = "",
+        models: Models | None = None,
     ) -> None:
         super().__init__(serde=serde)
         sync, given = engines_of(engine, async_engine)
-        self._models = declare(schema, table_prefix)
         wrapped = None if given is None else GivenEngine(given)
-        self._runner = Runner(self._models, schema, table_prefix, sync, wrapped, owned=False)
+        self._run_on(_models(models, schema, table_prefix), sync, wrapped, owned=False)
 
     @classmethod
     def from_url(
@@ -108,6 +112,7 @@ class SQLAlchemySaver(Finding, Upkeep, BaseCheckpointSaver[str]):
         serde: SerializerProtocol | None = None,
         schema: str | None = None,
         table_prefix: str = "",
+        models: Models | None = None,
         pooler: Literal["transaction"] | None = None,
         **engine_kwargs: Any,
     ) -> Self:
@@ -123,21 +128,33 @@ class SQLAlchemySaver(Finding, Upkeep, BaseCheckpointSaver[str]):
             serde: as for the class.
             schema: as for the class.
             table_prefix: as for the class.
+            models: as for the class.
             pooler: "transaction" where the URL is that of a pooler such as PgBouncer which gives
                 each transaction another connection: nothing is prepared for a later one then.
             **engine_kwargs: handed to `create_engine`, such as pool_size or connect_args.
 
         Raises:
+            ValueError: as for the class.
             UnsupportedDialect: for a database other than SQLite and Postgres.
             WrongEngine: for a pooler and a driver that cannot do without prepared statements.
         """
         saver = cls.__new__(cls)
         BaseCheckpointSaver.__init__(saver, serde=serde)
         engine = create(url, pooler, **engine_kwargs)
-        saver._models = declare(schema, table_prefix)
         sync, loops = (None, engine) if isinstance(engine, LoopEngines) else (engine, None)
-        saver._runner = Runner(saver._models, schema, table_prefix, sync, loops, owned=True)
+        saver._run_on(_models(models, schema, table_prefix), sync, loops, owned=True)
         return saver
+
+    def _run_on(
+        self,
+        models: Models,
+        engine: Engine | None,
+        async_engine: LoopEngines | GivenEngine | None,
+        *,
+        owned: bool,
+    ) -> None:
+        self._models, self._fillings = models, fillings(models.tables)
+        self._runner = Runner(models, engine, async_engine, owned)
 
     @property
     def models(self) -> Models:
@@ -189,6 +206,8 @@ class SQLAlchemySaver(Finding, Upkeep, BaseCheckpointSaver[str]):
 
         Raises:
             ForeignTable: where a table of another shape has one of the names; nothing is changed.
+            SchemaNotReady: where tables of the application's own models are not there: its own
+                revisions make them.
         """
         self._runner.setup()
 
@@ -368,6 +387,8 @@ class SQLAlchemySaver(Finding, Upkeep, BaseCheckpointSaver[str]):
             InvalidConfig: for an id, channel or version that cannot be stored.
         """
         rows = Codec(self.serde).encode_put(config, checkpoint, metadata, new_versions)
+        if self._fillings:
+            rows = rows._replace(filled=values_of(self._fillings, config))
         self._runner.run(operations.put, rows)
         return rows.key.config()
 
@@ -380,6 +401,8 @@ class SQLAlchemySaver(Finding, Upkeep, BaseCheckpointSaver[str]):
     ) -> RunnableConfig:
         """`put`, for async callers."""
         rows = Codec(self.serde).encode_put(config, checkpoint, metadata, new_versions)
+        if self._fillings:
+            rows = rows._replace(filled=values_of(self._fillings, config))
         await self._runner.arun(operations.put, rows)
         return rows.key.config()
 
@@ -405,6 +428,8 @@ class SQLAlchemySaver(Finding, Upkeep, BaseCheckpointSaver[str]):
             InvalidConfig: without a checkpoint_id, or for an id that cannot be stored.
         """
         rows = Codec(self.serde).encode_writes(config, writes, task_id, task_path)
+        if self._fillings:
+            rows = rows._replace(filled=values_of(self._fillings, config))
         if rows.writes:
             self._runner.run(operations.put_writes, rows)
 
@@ -417,6 +442,8 @@ class SQLAlchemySaver(Finding, Upkeep, BaseCheckpointSaver[str]):
     ) -> None:
         """`put_writes`, for async callers."""
         rows = Codec(self.serde).encode_writes(config, writes, task_id, task_path)
+        if self._fillings:
+            rows = rows._replace(filled=values_of(self._fillings, config))
         if rows.writes:
             await self._runner.arun(operations.put_writes, rows)
 
@@ -521,6 +548,14 @@ class SQLAlchemySaver(Finding, Upkeep, BaseCheckpointSaver[str]):
         operation = retention.strategy(strategy)
         for thread_id in _strings("thread_ids", thread_ids):
             await self._runner.arun(operation, thread_id)
+
+
+def _models(models: Models | None, schema: str | None, prefix: str) -> Models:
+    if models is None:
+        return declare(schema=schema, prefix=prefix)
+    if schema is not None or prefix:
+        raise ValueError("the models say where the tables are: leave out schema and table_prefix")
+    return models
 
 
 def _thread(thread_id: object) -> str:

@@ -15,6 +15,7 @@ from langgraph.checkpoint.base import BaseCheckpointSaver
 
 from ckpt_orm import compacting, sweeping, verifying
 from ckpt_orm.codec import Codec
+from ckpt_orm.columns import Filling, values_of
 from ckpt_orm.errors import InvalidConfig
 from ckpt_orm.guests import GuestRunner
 from ckpt_orm.policies import Retention
@@ -30,6 +31,7 @@ class Upkeep(BaseCheckpointSaver[str]):
     """The part of the saver that no graph calls."""
 
     _runner: Runner | GuestRunner
+    _fillings: tuple[Filling, ...]
 
     def sweep(
         self,
@@ -128,7 +130,9 @@ class Upkeep(BaseCheckpointSaver[str]):
         at = found.config
         histories = self.get_delta_channel_history(config=at, channels=channels)
         blobs = compacting.encode(Codec(self.serde), graph.channels, found, histories)
-        return channels if self._runner.run(compacting.snapshot, key_of(at), blobs) else []
+        filled = values_of(self._fillings, config)
+        done = self._runner.run(compacting.snapshot, key_of(at), blobs, filled)
+        return channels if done else []
 
     async def acompact(self, graph: Any, config: RunnableConfig) -> list[str]:
         """`compact`, for async callers."""
@@ -139,7 +143,9 @@ class Upkeep(BaseCheckpointSaver[str]):
         at = found.config
         histories = await self.aget_delta_channel_history(config=at, channels=channels)
         blobs = compacting.encode(Codec(self.serde), graph.channels, found, histories)
-        return channels if await self._runner.arun(compacting.snapshot, key_of(at), blobs) else []
+        filled = values_of(self._fillings, config)
+        done = await self._runner.arun(compacting.snapshot, key_of(at), blobs, filled)
+        return channels if done else []
 
     def _verify(
         self,

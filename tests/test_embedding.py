@@ -280,11 +280,21 @@ CONSUMER = """
 from collections.abc import AsyncIterator, Iterator
 
 from langgraph.checkpoint.base import BaseCheckpointSaver, CheckpointTuple
-from sqlalchemy import Connection, Engine
+from sqlalchemy import Connection, Engine, ForeignKey
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, async_sessionmaker
-from sqlalchemy.orm import Session, sessionmaker
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, sessionmaker
 
-from ckpt_orm import Checkpoint, SQLAlchemySaver, ThreadSummary, declare
+from ckpt_orm import (
+    Checkpoint,
+    CheckpointBlobMixin,
+    CheckpointMixin,
+    CheckpointWriteMixin,
+    Models,
+    SQLAlchemySaver,
+    ThreadSummary,
+    declare,
+    from_config,
+)
 
 
 def savers(
@@ -323,13 +333,44 @@ async def counted(saver: SQLAlchemySaver) -> tuple[int, bool, int, bool]:
     )
 
 
+class Base(DeclarativeBase):
+    pass
+
+
+class Owned:
+    team: Mapped[str] = from_config("team", index=True)
+
+
+class AppCheckpoint(Owned, CheckpointMixin, Base):
+    __tablename__ = "states"
+    user_id: Mapped[int | None] = from_config("user_id", ForeignKey("users.id"), index=True)
+
+
+class AppBlob(CheckpointBlobMixin, Base):
+    __tablename__ = "blobs"
+
+
+class AppWrite(CheckpointWriteMixin, Base):
+    __tablename__ = "writes"
+
+
+def on_own_tables(engine: Engine) -> list[SQLAlchemySaver]:
+    return [
+        SQLAlchemySaver(engine, models=Models(AppCheckpoint, AppBlob, AppWrite)),
+        SQLAlchemySaver(engine, models=declare(Base, schema="x", prefix="bot_", extra=Owned)),
+        SQLAlchemySaver.from_url("sqlite://", models=declare(Base, extra=[Owned])),
+    ]
+
+
+user_id: int | None = AppCheckpoint().user_id
+team: str = AppCheckpoint().team
 thread_id: str = Checkpoint().thread_id
 step: int | None = next(SQLAlchemySaver.from_url("sqlite://").threads()).step
 models = declare(schema="agents")
 """
 
 MISTAKES = """
-from ckpt_orm import Checkpoint, SQLAlchemySaver
+from ckpt_orm import Checkpoint, Models, SQLAlchemySaver, declare, from_config
 
 saver = SQLAlchemySaver.from_url("sqlite://", pooler="transaction")
 SQLAlchemySaver(3)
@@ -339,10 +380,14 @@ saver.threads(limit="3")
 number: str = saver.count()
 saver.thread()
 Checkpoint().thread_id + 1
+declare("agents")
+Models(Checkpoint, Checkpoint, Checkpoint)
+from_config(7)
+SQLAlchemySaver.from_url("sqlite://", models=Checkpoint)
 """
 
 #: The lines of them.
-BAD = range(5, 12)
+BAD = range(5, 16)
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ PACKAGE = Path(ckpt_orm.__file__).parent
 FLOORS = [
     {"version", "errors"},
     {"documents", "models"},
-    {"rows", "migrations"},
+    {"rows", "migrations", "columns"},
     {"codec"},
     {"statements"},
     {"lanes"},

@@ -10,12 +10,14 @@ from ckpt_orm.migrations.filters import Filter, leftovers, ours
 from ckpt_orm.migrations.grants import grants
 from ckpt_orm.migrations.run import downgrade, setup, setup_engine, upgrade
 from ckpt_orm.migrations.state import HEAD, REVISIONS, check, current
+from ckpt_orm.migrations.tables import check_models, setup_models
 
 __all__ = [
     "HEAD",
     "REVISIONS",
     "Filter",
     "check",
+    "check_models",
     "current",
     "downgrade",
     "grants",
@@ -23,5 +25,6 @@ __all__ = [
     "ours",
     "setup",
     "setup_engine",
+    "setup_models",
     "upgrade",
 ]

@@ -28,7 +28,7 @@ def differences(connection: Connection, place: Place) -> list[str]:
             "version_table_schema": place.schema,
         },
     )
-    metadata = declare(place.schema, place.prefix).metadata
+    metadata = declare(schema=place.schema, prefix=place.prefix).metadata
     return [_line(difference) for difference in _flat(compare_metadata(context, metadata))]
 
 

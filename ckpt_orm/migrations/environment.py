@@ -90,7 +90,7 @@ def _print(context: EnvironmentContext) -> None:
 def _configure(context: EnvironmentContext, place: Place, **options: Any) -> None:
     compared = theirs(place.schema, place.prefix)
     context.configure(
-        target_metadata=declare(place.schema, place.prefix).metadata,
+        target_metadata=declare(schema=place.schema, prefix=place.prefix).metadata,
         version_table=place.version_table,
         version_table_schema=place.schema,
         include_name=compared.include_name,

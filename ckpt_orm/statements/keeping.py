@@ -124,7 +124,9 @@ class Keeping(Walking):
     def _copy(self, table: Table, *names: str, **instead: Column) -> Executable:
         """The rows of the thread `source`; with names, those of `of_ns` and them, in key order."""
         columns: dict[str, Column] = {
-            c.name: c for c in table.columns if c.name not in ("thread_id", "created_at")
+            c.name: c
+            for c in table.columns
+            if c.name not in ("thread_id", "created_at") and c.computed is None
         }
         columns |= instead
         params = ("source", *(("of_ns", *names) if names else ()))

@@ -31,6 +31,7 @@ from sqlalchemy.sql.base import Executable
 from sqlalchemy.sql.selectable import CTE
 from sqlalchemy.types import TypeEngine
 
+from ckpt_orm.columns import fillings
 from ckpt_orm.models import Models
 from ckpt_orm.rows import SENDS_WITH_CHECKPOINT
 from ckpt_orm.statements.dialects import Column, Dialect, constant, param
@@ -90,6 +91,7 @@ class Reading:
     def __init__(self, models: Models, dialect: Dialect) -> None:
         self.dialect = dialect
         self.checkpoints, self.blobs, self.writes = models.tables
+        self.fillings = fillings(models.tables)
         self._pages: dict[Page, Executable] = {}
 
     @cached_property

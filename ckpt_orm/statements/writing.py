@@ -29,6 +29,7 @@ from sqlalchemy import (
 from sqlalchemy.sql.base import Executable
 from sqlalchemy.types import TypeEngine
 
+from ckpt_orm.columns import Filling, has_default
 from ckpt_orm.rows import EMPTY
 from ckpt_orm.statements.dialects import Column, constant, param
 from ckpt_orm.statements.finding import Finding
@@ -60,7 +61,8 @@ class Statements(Finding):
         )
         changed = {name: insert.excluded[name] for name in ("checkpoint", "metadata")}
         key = key_columns(self.checkpoints)
-        return insert.on_conflict_do_update(index_elements=key, set_=changed)
+        refilled = self._refilled(self.checkpoints)
+        return insert.on_conflict_do_update(index_elements=key, set_=changed | refilled)
 
     @cached_property
     def BLOBS(self) -> Any:
@@ -91,7 +93,7 @@ class Statements(Finding):
         replaced = ("channel", "type", "blob", "task_path")
         return insert.on_conflict_do_update(
             index_elements=key_columns(self.writes),
-            set_={name: insert.excluded[name] for name in replaced},
+            set_={name: insert.excluded[name] for name in replaced} | self._refilled(self.writes),
             where=insert.excluded.idx < constant(0),
         )
 
@@ -118,10 +120,33 @@ class Statements(Finding):
         return rows, columns
 
     def _insert(self, table: Table, source: FromClause | None, **columns: Column) -> Any:
+        columns |= {filling.column.name: _filled(filling) for filling in self._fillings(table)}
         insert = self.dialect.insert(table)
         if source is None:
             return insert.values(columns)
         return insert.from_select(list(columns), select(*columns.values()).select_from(source))
+
+    def _fillings(self, table: Table) -> list[Filling]:
+        """The columns of an application's own that a call fills."""
+        return [filling for filling in self.fillings if filling.column.table is table]
+
+    def _refilled(self, table: Table) -> dict[str, Column]:
+        """Those columns in a row that is there already, which stay where there is no value."""
+        return {
+            filling.column.name: func.coalesce(param(filling.param, filling.type), filling.column)
+            for filling in self._fillings(table)
+            if filling.rule
+        }
+
+
+def _filled(filling: Filling) -> Column:
+    """A column's value: the config's, or its default in Python, or the one in the database."""
+    values: list[Any] = [param(filling.param, filling.type)] if filling.rule else []
+    if has_default(filling.column):
+        values.append(param(filling.fallback, filling.type))
+    elif (default := getattr(filling.column.server_default, "arg", None)) is not None:
+        values.append(default)
+    return func.coalesce(*values) if len(values) > 1 else values[0]
 
 
 def _params(*names: str) -> dict[str, Column]:

@@ -224,7 +224,7 @@ def test_a_revision_runs_twice_without_harm(engine: Engine) -> None:
 
 
 def test_the_models_of_a_place_are_the_tables_of_that_place() -> None:
-    names = [table.fullname for table in declare("agents", "x_").tables]
+    names = [table.fullname for table in declare(schema="agents", prefix="x_").tables]
     assert names == [f"agents.x_{table}" for table in TABLES]
 
 

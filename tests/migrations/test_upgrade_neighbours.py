@@ -50,7 +50,7 @@ class Order(Base):
 def merged(schema: str | None = None, prefix: str = "") -> MetaData:
     """The application's metadata with our tables copied into it, under its naming convention."""
     metadata = MetaData(naming_convention=CONVENTION)
-    for table in (*Base.metadata.sorted_tables, *declare(schema, prefix).tables):
+    for table in (*Base.metadata.sorted_tables, *declare(schema=schema, prefix=prefix).tables):
         table.to_metadata(metadata)
     return metadata
 
@@ -89,7 +89,7 @@ def test_merged(engine: Engine, prefix: str, schemas: bool) -> None:
     options = {"include_schemas": schemas}
     hidden = leftovers(prefix=prefix)
     assert compared(engine, merged(prefix=prefix), hidden, **options) == []
-    both = [Base.metadata, declare(None, prefix).metadata]
+    both = [Base.metadata, declare(prefix=prefix).metadata]
     assert compared(engine, both, hidden, **options) == []
 
 
