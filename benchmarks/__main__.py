@@ -21,9 +21,7 @@ from servers import postgres_server
 from benchmarks import agents, crowds, lines, links, report, shapes
 from benchmarks.contestants import Arena, accepted
 from benchmarks.results import Results, Row, about
-from benchmarks.sampling import OFFICIAL, OURS
 from benchmarks.scale import SMOKE, Scale
-from benchmarks.targets import verdict
 
 CASES = ("W1", "W2", "W3", "W4", "W5", "W6", "W7", "W8")
 DATABASES = ("postgres", "sqlite")
@@ -85,6 +83,7 @@ def run(
         out.print(f"left out, since this release does not know them: {', '.join(unknown)}")
     options = {"ours": arguments, "left_out": unknown, "async_driver": async_driver, "note": note}
     results, failed = Results(about(**options, scale=vars(scale)), []), False
+    out.print("case, ratio, its quartiles, ours, official, target", style="dim")
     # A smoke run says nothing about speed, so it need not wait for the disk.
     serving: Any = postgres_server(fsync=not smoke) if "postgres" in databases else nullcontext()
     with serving as server:
@@ -142,11 +141,10 @@ def _measured(arena: Arena, scale: Scale, cases: list[str]) -> Iterator[Row | No
 
 
 def _told(row: Row) -> str:
-    quartiles = "({:.2f}-{:.2f})".format(*row.spread) if row.spread else ""
-    ours, official = row.figures[OURS].median, row.figures[OFFICIAL].median
+    case, what, colour, ours, official, _, ratio, quartiles, found = report.cells(row)
     return (
-        f"{row.case} {row.database:8} {row.colour:5} {row.what:38} {row.ratio:7.3f} "
-        f"{quartiles:12} {ours:12,.4g} {official:12,.4g} {row.unit:14} {verdict(row) or ''}"
+        f"{case} {row.database:8} {colour:5} {what:42} {ratio:>6} {quartiles:9}  "
+        f"{ours:28} {official:28} {found}"
     )
 
 

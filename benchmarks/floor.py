@@ -2,7 +2,7 @@
 
 Rows are those of the official saver of the database: on Postgres a checkpoint and a blob, on SQLite
 the whole checkpoint in one row. They are serialized before the clock starts and not deserialized
-after it stops, so no saver that stores whole values can be faster.
+after it stops: no saver can be faster that stores these values whole.
 """
 
 from __future__ import annotations

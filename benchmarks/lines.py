@@ -21,6 +21,12 @@ SHORT = 6
 #: Calls of what is slow enough to tell from a few.
 FEW = 7
 
+#: The longest conversation that the floor takes part in, whose ratios say all it has to say.
+FLOOR_STEPS = 500
+
+#: The longest conversation of which twenty checkpoints are listed: each has the whole list.
+LIST_STEPS = 500
+
 #: Points of a curve.
 POINTS = 25
 
@@ -35,9 +41,12 @@ def measure(arena: Arena, scale: Scale, cases: Sequence[str]) -> Iterator[Row]:
         yield from (row for row in _short(arena, contestants, scale) if row.case in cases)
         for steps in scale.steps if {"W1", "W3", "W4"} & set(cases) else ():
             threads = _threads(contestants, f"steps-{steps}", scale)
+            if steps > FLOOR_STEPS:
+                threads.pop(FLOOR)
             before = _stored(contestants)
             samples = put_all(threads, steps, Rounds(scale.seed))
-            stored = {name: found - before[name] for name, found in _stored(contestants).items()}
+            after = _stored(contestants)
+            stored = {name: after[name] - before[name] for name in threads}
             grown[steps] = {name: found / steps for name, found in stored.items()}
             if "W1" in cases:
                 yield from _puts(arena.database, steps, samples)
@@ -115,7 +124,7 @@ def _reads(arena: Arena, threads: Threads, scale: Scale) -> Iterator[Row]:
     number = min(scale.rounds, max(FEW, scale.rounds * 500 // steps))
     samples = rounds.take({name: thread.get_tuple for name, thread in threads.items()}, number)
     yield times("W3", f"get_tuple, {steps:,} steps", arena.database, samples)
-    if steps <= 500:
+    if steps <= LIST_STEPS:
         samples = rounds.take(_lists(threads, 20), min(number, FEW))
         yield times("W4", f"list(20), {steps:,} steps", arena.database, samples)
     if 20 < steps <= scale.history:

@@ -17,6 +17,9 @@ from benchmarks.targets import verdict
 COLOURS = {OURS: "#1b6ca8", OFFICIAL: "#c8553d", FLOOR: "#8a8a8a"}
 NAMES = {"postgres": "Postgres", "sqlite": "SQLite"}
 
+#: Where the axis of the ratios may have numbers.
+TICKS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20)
+
 #: Small files, the same for the same results.
 STYLE = {"svg.fonttype": "none", "svg.hashsalt": "ckpt-orm", "font.size": 9}
 
@@ -65,36 +68,41 @@ def _steps(row: Row) -> int:
 
 def _judged(results: Results) -> list[Row]:
     """The rows whose ratio a target is about."""
-    return [row for row in results.rows if (found := verdict(row)) and "of ours" not in found.limit]
+    rows = [row for row in results.rows if (found := verdict(row)) and not found.target.own]
+    return sorted(rows, key=lambda row: row.case)
 
 
 def _put(axis: Any, rows: list[Row]) -> None:
-    for name, curve in rows[0].curves.items():
-        axis.plot(*zip(*curve, strict=True), color=COLOURS[name], label=name)
+    for name in [name for name in COLOURS if name in rows[0].curves]:
+        axis.plot(*zip(*rows[0].curves[name], strict=True), color=COLOURS[name], label=name)
     axis.set(xlabel="step", ylabel="ms, median", ylim=(0, None))
     axis.legend()
 
 
 def _bytes(axis: Any, rows: list[Row]) -> None:
     rows = sorted(rows, key=_steps)
-    for name in rows[0].figures:
+    steps = [_steps(row) for row in rows]
+    for name in (OURS, OFFICIAL):
         stored = [row.figures[name].median / 1e6 for row in rows]
-        axis.plot([_steps(row) for row in rows], stored, "o-", color=COLOURS[name], label=name)
+        axis.plot(steps, stored, "o-", color=COLOURS[name], label=name)
     axis.set(xlabel="steps", ylabel="MB", xscale="log", yscale="log")
+    axis.set_xticks(steps, [f"{number:,}" for number in steps])
+    axis.minorticks_off()
     axis.legend()
 
 
 def _ratios(axis: Any, rows: list[Row]) -> None:
+    """A bar from 1, where both are equal, to the ratio, and a mark at the limit."""
+    verdicts = [found for row in rows if (found := verdict(row))]
     labels = [f"{row.case} {row.what}, {row.colour}" for row in rows]
-    ratios = [row.ratio for row in rows]
-    colours = [COLOURS[OURS] if _is_reached(row) else COLOURS[OFFICIAL] for row in rows]
-    axis.barh(labels, ratios, color=colours)
+    colours = [COLOURS[OURS] if found.reached else COLOURS[OFFICIAL] for found in verdicts]
+    axis.barh(labels, [row.ratio - 1 for row in rows], left=1, color=colours)
+    axis.plot([found.limit for found in verdicts], labels, "|", color="black", markersize=9)
     axis.axvline(1, color="black", linewidth=0.8)
-    axis.set(xscale="log", xlabel="blue: target reached, red: missed")
+    axis.set(xscale="log", xlabel="| the target; blue: reached, red: missed")
+    reach = [row.ratio for row in rows] + [found.limit for found in verdicts]
+    ticks = [tick for tick in TICKS if min(reach) / 2 <= tick <= max(reach) * 2]
+    axis.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+    axis.minorticks_off()
     axis.tick_params(axis="y", labelsize=6)
     axis.invert_yaxis()
-
-
-def _is_reached(row: Row) -> bool:
-    found = verdict(row)
-    return found is not None and found.reached

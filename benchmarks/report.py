@@ -24,6 +24,7 @@ def markdown(results: Results, plots: Iterable[tuple[str, str]] = ()) -> str:
     parts = [_about(results), *(f"![{title}]({address})" for title, address in plots)]
     for database, name in NAMES.items():
         rows = [row for row in results.rows if row.database == database]
+        rows.sort(key=lambda row: row.case)
         if rows:
             parts += [f"### {name}", "\n".join([HEAD, *(_line(row) for row in rows)])]
     return "\n\n".join(parts) + "\n"
@@ -65,10 +66,15 @@ def _about(results: Results) -> str:
 
 
 def _line(row: Row) -> str:
+    return f"| {' | '.join(cells(row))} |"
+
+
+def cells(row: Row) -> list[str]:
+    """A row's place in the table, in the order of its head."""
     figures = [_figure(row.figures.get(name), row.unit) for name in (OURS, OFFICIAL, FLOOR)]
     quartiles = "{:.2f}-{:.2f}".format(*row.spread) if row.spread else ""
-    cells = [row.case, row.what, row.colour, *figures, f"{row.ratio:.3g}", quartiles]
-    return f"| {' | '.join(cells)} | {verdict(row) or ''} |"
+    found = str(verdict(row) or "")
+    return [row.case, row.what, row.colour, *figures, f"{row.ratio:.3g}", quartiles, found]
 
 
 def _figure(figure: Figure | None, unit: str) -> str:
@@ -77,7 +83,7 @@ def _figure(figure: Figure | None, unit: str) -> str:
     if unit == "bytes":
         return f"{figure.median / 1e6:.2f} MB"
     tail = f" (p95 {_number(figure.p95)})" if figure.count > 1 else ""
-    return f"{_number(figure.median)} {unit}{tail}"
+    return f"{_number(figure.median)} {unit}".rstrip() + tail
 
 
 def _number(value: float) -> str:

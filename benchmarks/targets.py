@@ -61,11 +61,14 @@ TARGETS = [
 class Verdict:
     """A target's limit for a row, and whether the row keeps it."""
 
-    limit: str
+    target: Target
+    limit: float
     reached: bool
 
     def __str__(self) -> str:
-        return f"{self.limit} {'reached' if self.reached else 'missed'}"
+        whose = " of ours" if self.target.own else ""
+        said = "reached" if self.reached else "missed"
+        return f"{self.target.bound} {self.limit:g}{whose} {said}"
 
 
 def verdict(row: Row) -> Verdict | None:
@@ -77,6 +80,4 @@ def verdict(row: Row) -> Verdict | None:
     if limit is None:
         return None
     found = row.figures[OURS].median if target.own else row.ratio
-    reached = found <= limit if target.bound == "≤" else found >= limit
-    whose = " of ours" if target.own else ""
-    return Verdict(f"{target.bound} {limit:g}{whose}", reached)
+    return Verdict(target, limit, found <= limit if target.bound == "≤" else found >= limit)
