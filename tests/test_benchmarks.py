@@ -50,10 +50,14 @@ def test_every_case_is_measured_on_both_databases(smoke: Path) -> None:
 def test_every_row_has_both_contestants_and_positive_numbers(smoke: Path) -> None:
     for row in Results.read(smoke / "results.json").rows:
         assert {OURS, OFFICIAL} <= row.figures.keys(), row
-        assert row.ratio > 0, row
+        assert row.figures[OFFICIAL].median > 0, row
         for figure in row.figures.values():
-            assert 0 < figure.median <= figure.p95, row
+            assert figure.median <= figure.p95, row
             assert figure.count >= 1
+        # A few small changes may fit into a page that there was.
+        if row.unit != "% of the value":
+            assert row.ratio > 0, row
+            assert all(figure.median > 0 for figure in row.figures.values()), row
 
 
 def test_there_is_a_floor_below_put_put_writes_and_get_tuple(smoke: Path) -> None:
