@@ -17,7 +17,7 @@ after it is back.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import (
@@ -48,6 +48,7 @@ from ckpt_orm.rows import (
     WriteRows,
     check_channels,
     check_key,
+    check_keys,
     key_of,
     version_key,
 )
@@ -149,13 +150,12 @@ class Codec:
                 "config['configurable']['checkpoint_id'] is missing: writes belong to the "
                 "checkpoint whose config `put` returned"
             )
+        check_key(*key, str(task_id))
+        check_keys((), (task_path,), *((channel,) for channel, _ in writes))
         rows: dict[int, Write] = {}
         for position, (channel, value) in enumerate(writes):
             idx = WRITES_IDX_MAP.get(channel, position)
-            check_key(channel)
             rows[idx] = Write(idx, str.__str__(channel), *self._dumps(value))
-        check_key(*key, str(task_id))
-        check_key(task_path)
         return WriteRows(key, str(task_id), task_path, list(rows.values()))
 
     def encode_filter(self, filter: Mapping[str, Any]) -> str:
@@ -170,7 +170,8 @@ class Codec:
 
     def decode(self, found: Found) -> CheckpointTuple:
         """The tuple of one checkpoint, its pending writes in `writes_sort_key` order."""
-        document = self.load_document(found.key, found.checkpoint)
+        document: Any = self.load_document(found.key, found.checkpoint)
+        metadata: Any = self.load_document(found.key, found.metadata)
         versions = document.setdefault("channel_versions", {})
         values = document["channel_values"] = dict(document.get("channel_values") or {})
         for channel, version in versions.items():
@@ -182,8 +183,8 @@ class Codec:
             versions[TASKS] = max(versions.values(), key=_version_order, default=f"{1:032d}")
         return CheckpointTuple(
             config=found.key.config(),
-            checkpoint=cast(Checkpoint, document),
-            metadata=cast(CheckpointMetadata, self.load_document(found.key, found.metadata)),
+            checkpoint=document,
+            metadata=metadata,
             parent_config=(
                 found.key.config(found.parent_checkpoint_id) if found.parent_checkpoint_id else None
             ),
@@ -238,9 +239,9 @@ class Codec:
         except Exception:
             return self._dumps(f"<{type(value).__qualname__}>")
 
-    def _loads(self, tag: str | None, payload: bytes, table: str, row: tuple[Any, ...]) -> Any:
+    def _loads(self, tag: Any, payload: bytes, table: str, row: tuple[Any, ...]) -> Any:
         try:
-            return self.serde.loads_typed((cast(str, tag), payload))
+            return self.serde.loads_typed((tag, payload))
         except Exception as error:
             raise CorruptCheckpoint(
                 f"{table} {row}",

@@ -3,7 +3,7 @@
 A statement of ours takes plain strings, numbers and bytes and returns them, so all that Core does
 for it each time (a context, a result, the types of each column) changes nothing. It costs more than
 the statement itself: 60 µs of 130 on SQLite, 160 of 290 on Postgres. The short lane compiles once
-per dialect and executes the text.
+per dialect and executes the text. On SQLite it also commits what the driver has begun by itself.
 
 It is left to Core whatever an application may want to see or change: events on the engine,
 logging, `schema_translate_map`, drivers that were not measured. And on Postgres every error: what
@@ -14,13 +14,15 @@ other. That is why a transaction that a failed statement would spoil does not us
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
-from weakref import WeakKeyDictionary
+from contextlib import AbstractContextManager, suppress
+from functools import lru_cache
+from operator import itemgetter
+from types import TracebackType
+from typing import Any, NamedTuple
 
 from sqlalchemy import Connection
 from sqlalchemy import Dialect as Engineer
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.sql.base import Executable
 
 from ckpt_orm.columns import FILLED
@@ -32,39 +34,27 @@ DRIVERS = {"pysqlite", "aiosqlite", "psycopg", "psycopg_async"}
 #: What an application can listen to when a statement is executed.
 EVENTS = ("before_execute", "after_execute", "before_cursor_execute", "after_cursor_execute")
 
+#: What it can listen to when a transaction begins and ends.
+TRANSACTION_EVENTS = ("begin", "commit", "rollback")
+
 #: psycopg's number of the binary format: as text, which is its default, bytes take twice the room.
 BINARY = 1
 
 
-@dataclass(frozen=True)
-class Compiled:
+class Compiled(NamedTuple):
     """A statement's text, and where its parameters go.
 
     Args:
         text: what the driver executes.
-        names: the order of its parameters; None where they go by name.
-        fixed: the values of those that belong to the statement.
+        parameters: puts parameters in the style of the driver.
         returns_rows: whether it is a query.
-        processors: what the types of an application's own columns make of their values.
         is_plain: whether Core would do nothing but execute it.
     """
 
     text: str
-    names: Sequence[str] | None
-    fixed: Mapping[str, Any]
+    parameters: Callable[[Mapping[str, Any]], Any]
     returns_rows: bool
-    processors: Mapping[str, Callable[[Any], Any]]
     is_plain: bool
-
-    def parameters(self, given: Mapping[str, Any]) -> Any:
-        """The parameters in the style of the driver."""
-        values = {**self.fixed, **given}
-        if self.processors:
-            values |= {name: process(values[name]) for name, process in self.processors.items()}
-        return values if self.names is None else [values[name] for name in self.names]
-
-
-_COMPILED: WeakKeyDictionary[Engineer, dict[Executable, Compiled]] = WeakKeyDictionary()
 
 
 def execute(
@@ -90,7 +80,7 @@ def execute_many(
     if rows and _is_clear(conn, st) and (compiled := _compiled(conn.dialect, statement)).is_plain:
         cursor: Any = conn.connection.cursor()
         try:
-            cursor.executemany(compiled.text, [compiled.parameters(row) for row in rows])
+            cursor.executemany(compiled.text, list(map(compiled.parameters, rows)))
             return
         except conn.dialect.loaded_dbapi.Error as error:
             _tell(conn, st, statement, error)
@@ -100,6 +90,48 @@ def execute_many(
         conn.execute(statement, rows)
 
 
+def transaction(conn: Connection, st: Statements) -> AbstractContextManager[Any]:
+    """A transaction around constants: Core's, or the driver's own where it begins by itself."""
+    by_itself = st.dialect.forgives and not conn.dialect.is_async
+    if by_itself and _is_clear(conn, st, TRANSACTION_EVENTS):
+        return _Transaction(conn)
+    return conn.begin()
+
+
+class _Transaction:
+    """What a driver has begun, committed by it, or rolled back."""
+
+    __slots__ = ("_conn",)
+
+    def __init__(self, conn: Connection) -> None:
+        self._conn = conn
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        conn, dialect = self._conn, self._conn.dialect
+        if kind is not None:
+            self._roll_back()
+            return
+        try:
+            dialect.do_commit(conn.connection)
+        except dialect.loaded_dbapi.Error as failed:
+            self._roll_back()
+            raise _told(conn, "COMMIT", failed) from failed
+
+    def _roll_back(self) -> None:
+        """What came to this is the error to be told, whatever becomes of the attempt."""
+        dialect = self._conn.dialect
+        with suppress(dialect.loaded_dbapi.Error, SQLAlchemyError):
+            dialect.do_rollback(self._conn.connection)
+
+
 def _tell(conn: Connection, st: Statements, statement: Executable, error: Exception) -> None:
     """Raise a driver's error as Core would, where Core must not meet it again.
 
@@ -107,30 +139,27 @@ def _tell(conn: Connection, st: Statements, statement: Executable, error: Except
     without what came before. And where a file is locked, it has waited already.
     """
     if st.dialect.forgives:
-        text, base = _compiled(conn.dialect, statement).text, conn.dialect.loaded_dbapi.Error
-        told: Any = DBAPIError.instance(
-            text, None, error, base, hide_parameters=True, dialect=conn.dialect
-        )
-        raise told from error
+        raise _told(conn, _compiled(conn.dialect, statement).text, error) from error
 
 
-def _is_clear(conn: Connection, st: Statements) -> bool:
-    """Whether nobody would notice."""
-    return (
-        conn.dialect.driver in DRIVERS
-        and (st.dialect.forgives or not conn.in_transaction())
-        and "schema_translate_map" not in conn.get_execution_options()
-        and not _is_watched(conn)
-    )
+def _told(conn: Connection, text: str, error: Exception) -> BaseException:
+    base = conn.dialect.loaded_dbapi.Error
+    return DBAPIError.instance(text, None, error, base, hide_parameters=True, dialect=conn.dialect)
 
 
-def _is_watched(conn: Connection) -> bool:
-    """Whether somebody logs executions or listens to them; where that cannot be told, yes."""
-    if getattr(conn, "_echo", True) or getattr(conn.dialect, "_has_events", True):
-        return True
+def _is_clear(conn: Connection, st: Statements, events: Sequence[str] = EVENTS) -> bool:
+    """Whether nobody would notice, by a log or by listening to `events`; if in doubt, not."""
+    if (
+        conn.dialect.driver not in DRIVERS
+        or not (st.dialect.forgives or not conn.in_transaction())
+        or "schema_translate_map" in conn.get_execution_options()
+        or getattr(conn, "_echo", True)
+        or getattr(conn.dialect, "_has_events", True)
+    ):
+        return False
     # Cheap, but also true for a view with an isolation level, which has an event of its own.
     some = getattr(conn, "_has_events", True) or getattr(conn.engine, "_has_events", True)
-    return some and any(getattr(conn.dispatch, name) for name in EVENTS)
+    return not (some and any(getattr(conn.dispatch, name) for name in events))
 
 
 def _execute_directly(
@@ -147,23 +176,32 @@ def _execute_directly(
         cursor.close()
 
 
+@lru_cache(maxsize=1024)
 def _compiled(dialect: Engineer, statement: Executable) -> Compiled:
-    known = _COMPILED.setdefault(dialect, {})
-    if statement not in known:
-        made: Any = statement.compile(dialect=dialect)  # type: ignore[attr-defined]
-        fixed = {name: value for name, value in made.params.items() if value is not None}
-        names = made.positiontup if made.positional else None
-        # In Python, which an application's own columns may have.
-        has_defaults = any(getattr(made, f"{kind}_prefetch", ()) for kind in ("insert", "update"))
-        known[statement] = Compiled(
-            text=str(made),
-            names=names,
-            fixed=fixed,
-            returns_rows=bool(statement.is_select),
-            processors=_processors(made, dialect),
-            is_plain=not has_defaults,
-        )
-    return known[statement]
+    made: Any = statement.compile(dialect=dialect)  # type: ignore[attr-defined]
+    # In Python, which an application's own columns may have.
+    has_defaults = any(getattr(made, f"{kind}_prefetch", ()) for kind in ("insert", "update"))
+    return Compiled(
+        text=str(made),
+        parameters=_binder(made, _processors(made, dialect)),
+        returns_rows=bool(statement.is_select),
+        is_plain=not has_defaults,
+    )
+
+
+def _binder(made: Any, processors: Mapping[str, Callable[[Any], Any]]) -> Callable[..., Any]:
+    """What puts parameters in order, or together with those that belong to the statement."""
+    names = made.positiontup if made.positional else None
+    fixed = {name: value for name, value in made.params.items() if value is not None}
+    if names and len(names) > 1 and not fixed and not processors:
+        return itemgetter(*names)
+
+    def bind(given: Mapping[str, Any]) -> Any:
+        values = {**fixed, **given}
+        values |= {name: process(values[name]) for name, process in processors.items()}
+        return values if names is None else [values[name] for name in names]
+
+    return bind
 
 
 def _processors(made: Any, dialect: Engineer) -> dict[str, Callable[[Any], Any]]:

@@ -102,39 +102,34 @@ def fetch(conn: Connection, st: Statements, key: Key) -> Found | None:
         with st.dialect.snapshot(conn):
             return _fetch_in_steps(conn, st, key)
     statement = st.LATEST if key.checkpoint_id is None else st.AT
-    rows = lanes.execute(conn, st, statement, _names(key))
+    rows = lanes.execute(conn, st, statement, key._asdict())
     return next(iter(_assemble(rows)), None)
 
 
 def _fetch_in_steps(conn: Connection, st: Statements, key: Key) -> Found | None:
     """The same, table by table."""
     statement = st.LATEST_ALONE if key.checkpoint_id is None else st.ALONE
-    heads = lanes.execute(conn, st, statement, _names(key))
+    heads = lanes.execute(conn, st, statement, key._asdict())
     if not heads:
         return None
     checkpoint_id, parent, document, metadata, is_old = heads[0]
     at = key._replace(checkpoint_id=checkpoint_id)
-    thread = {"thread_id": at.thread_id, "checkpoint_ns": at.checkpoint_ns}
-    blobs = lanes.execute(conn, st, st.BLOBS_OF_DOCUMENT, {**thread, "document": document})
-    writes = lanes.execute(
-        conn, st, st.WRITES_OF_CHECKPOINT, {**thread, "checkpoint_id": checkpoint_id}
-    )
+    params = {**at._asdict(), "document": document}
+    blobs = lanes.execute(conn, st, st.BLOBS_OF_DOCUMENT, params)
+    writes = lanes.execute(conn, st, st.WRITES_OF_CHECKPOINT, params)
     sends: Sequence[Any] = ()
     if is_old and parent:
-        sends = lanes.execute(conn, st, st.SENDS_OF_CHECKPOINT, {**thread, "checkpoint_id": parent})
+        params["checkpoint_id"] = parent
+        sends = lanes.execute(conn, st, st.SENDS_OF_CHECKPOINT, params)
     return Found(
         at,
         parent,
         document,
         metadata,
-        {(row[0], row[1]): Blob(*row) for row in blobs if row[0] is not None},
+        {row[:2]: Blob(*row) for row in blobs if row[0] is not None},
         [FoundWrite(*row) for row in writes],
         [FoundWrite(*row) for row in sends],
     )
-
-
-def _names(key: Key) -> dict[str, Any]:
-    return {name: value for name, value in key._asdict().items() if value is not None}
 
 
 @reads

@@ -6,6 +6,7 @@ Nothing here knows LangGraph's values or SQLAlchemy's statements.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -153,6 +154,14 @@ def check_key(*columns: str | None) -> None:
         )
 
 
+def check_keys(place: tuple[str, ...], *rows: tuple[str, ...]) -> None:
+    """`check_key` of each of several rows, whose keys have `place` in common."""
+    # What fits into one row all together, as nearly always, fits into a row each.
+    if _size_of((*place, *chain.from_iterable(rows))) > MAX_KEY_BYTES:
+        for row in rows:
+            check_key(*place, *row)
+
+
 def _size_of(columns: Iterable[str | None]) -> int:
     """Their bytes of UTF-8, all together.
 
@@ -204,9 +213,7 @@ def check_channels(key: Key, checkpoint: Checkpoint, new_versions: ChannelVersio
     for name in (documents.PACKED, documents.ENTRIES):
         if name in every:
             raise InvalidConfig(f"a channel cannot be named {name!r}: rename it")
-    versions = [version_key(version) for version in every.values()]
-    place = key.thread_id, key.checkpoint_ns
-    # What fits into one row all together, as nearly always, fits into a row each.
-    if _size_of((*place, *every, *versions)) > MAX_KEY_BYTES:
-        for channel, version in zip(every, versions, strict=True):
-            check_key(*place, channel, version)
+    versions = (
+        version if type(version) is str else version_key(version) for version in every.values()
+    )
+    check_keys((key.thread_id, key.checkpoint_ns), *zip(every, versions, strict=True))

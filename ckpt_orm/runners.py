@@ -42,7 +42,7 @@ from tenacity import (
     wait_random_exponential,
 )
 
-from ckpt_orm import migrations
+from ckpt_orm import lanes, migrations
 from ckpt_orm.engines import AUTOCOMMITS, GivenEngine, LoopEngines, check_shareable
 from ckpt_orm.errors import CheckpointError, DatabaseError, DatabaseUnavailable, WrongEngine
 from ckpt_orm.models import Models
@@ -152,11 +152,14 @@ class Runner:
         dialect, is_alone = self.statements.dialect, self._is_alone(operation.access)
         if conn.in_transaction():
             conn.commit()  # a listener to `engine_connect` has executed something
-        if not is_alone:
+        if dialect.several and not is_alone:
             conn.execution_options(**dialect.several)
-        elif not conn.get_execution_options().get(AUTOCOMMITS):
+        elif dialect.single and not conn.get_execution_options().get(AUTOCOMMITS):
             conn.execution_options(**dialect.single)
-        with nullcontext() if is_alone else conn.begin():
+        if is_alone:
+            return self.execute(conn, operation, *args, **kwargs)
+        constant = operation.access is Access.WRITE
+        with lanes.transaction(conn, self.statements) if constant else conn.begin():
             return self.execute(conn, operation, *args, **kwargs)
 
     def _is_alone(self, access: Access) -> bool:
@@ -256,11 +259,11 @@ class Turns:
         sqlite = (engine is not None and engine.dialect.name == "sqlite") or (
             async_engine is not None and async_engine.url.get_backend_name() == "sqlite"
         )
-        self._needs_turn = {Access.WRITE, Access.CHANGE} if sqlite else set()
+        self._needs_turn: tuple[Access, ...] = (Access.WRITE, Access.CHANGE) if sqlite else ()
         if isinstance(engine and engine.pool, StaticPool) or (
             isinstance(async_engine, GivenEngine) and async_engine.is_static
         ):
-            self._needs_turn = set(Access)
+            self._needs_turn = tuple(Access)
         self._lock = threading.Lock()
         self._locks: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = (
             WeakKeyDictionary()

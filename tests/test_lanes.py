@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from backends import BACKENDS, Called, named
 from builders import config, put
-from sqlalchemy import Connection, Engine, event
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy import URL, Connection, Engine, create_engine, event
+from sqlalchemy.exc import DBAPIError, IntegrityError
 
-from ckpt_orm import lanes
+from ckpt_orm import SQLAlchemySaver, declare, lanes
 from ckpt_orm.rows import key_of
 from ckpt_orm.statements import statements_for
 
@@ -83,6 +83,36 @@ def test_a_listener_hears_every_statement(saver: Called, direct: list[Any], name
         event.remove(engine, name, listen)
     assert len(heard) >= 3
     assert not direct
+
+
+@pytest.mark.parametrize("name", lanes.TRANSACTION_EVENTS[:2])
+def test_a_listener_hears_of_a_transaction(sqlite_url: URL, name: str) -> None:
+    saver = SQLAlchemySaver.from_url(sqlite_url)
+    saver.setup()
+    parent = put(saver, "t", {"a": [1]})
+    heard: list[str] = []
+    event.listen(saver._runner.engine, name, lambda conn: heard.append(name))
+    saver.put_writes(parent, [("a", 1)], "task")
+    assert heard == [name]
+    saver.close()
+
+
+def test_a_commit_that_fails_is_told_by_core_and_keeps_nothing(sqlite_url: URL) -> None:
+    engine = create_engine(sqlite_url)
+    st = statements_for(declare(), "sqlite")
+    with engine.connect() as conn:
+        conn.exec_driver_sql("PRAGMA foreign_keys=ON")
+        conn.exec_driver_sql("CREATE TABLE a (id INTEGER PRIMARY KEY)")
+        conn.exec_driver_sql(
+            "CREATE TABLE b (id INTEGER REFERENCES a DEFERRABLE INITIALLY DEFERRED)"
+        )
+        conn.commit()
+        driver: Any = conn.connection.driver_connection
+        with pytest.raises(IntegrityError), lanes.transaction(conn, st):
+            driver.execute("INSERT INTO b VALUES (1)")
+    with engine.connect() as conn:
+        assert conn.exec_driver_sql("SELECT count(*) FROM b").scalar() == 0
+    engine.dispose()
 
 
 @IN_THE_CALLERS_THREAD

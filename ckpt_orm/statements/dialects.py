@@ -6,8 +6,8 @@ JSON function of an application's engine ever sees one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -186,20 +186,24 @@ def _sqlite_entry(document: Column, key: str, name: Column, wanted: Column | Non
     return select(value).where(entries.c.key == name).correlate_except(entries)
 
 
-@contextmanager
-def _snapshot(connection: Connection) -> Iterator[None]:
-    driver: Any = connection.connection.driver_connection
-    if driver.in_transaction:
-        yield
-        return
-    # sqlite3 begins before a write only. Straight on the driver, which Core would not let begin.
-    cursor = connection.connection.cursor()
-    try:
-        cursor.execute("BEGIN")
-        yield
-    finally:
-        cursor.execute("ROLLBACK")
-        cursor.close()
+class _Snapshot:
+    """A transaction for reads, unless one is open. (A generator would cost each of them more.)"""
+
+    __slots__ = ("_begins", "_cursor")
+
+    def __init__(self, connection: Connection) -> None:
+        self._cursor: Any = connection.connection.cursor()
+        self._begins = not self._cursor.connection.in_transaction
+
+    def __enter__(self) -> None:
+        # sqlite3 begins before writes only. Straight on the driver: Core would not let it begin.
+        if self._begins:
+            self._cursor.execute("BEGIN")
+
+    def __exit__(self, *error: object) -> None:
+        if self._begins:
+            self._cursor.execute("ROLLBACK")
+        self._cursor.close()
 
 
 def _json_elements(name: str) -> TableValuedAlias:
@@ -235,7 +239,7 @@ SQLITE = Dialect(
     older=lambda document, number: func.json_extract(document, constant("$.v")) < text(str(number)),
     contains=lambda document, part: func.ckpt_orm_contains(cast(document, Text), part) == text("1"),
     in_order=lambda column: column,
-    snapshot=_snapshot,
+    snapshot=_Snapshot,
     prepare_contains=_register_contains,
     single={},
     several={},
