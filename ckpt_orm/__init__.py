@@ -7,6 +7,8 @@ What is public is named here. To read the code, follow a call:
     rows         what travels between the codec and the operations
     documents    what JSON can hold, and the one rule for what it cannot
     runners      HOW: in either colour, retried as a whole, errors told in our words
+    combining    TOGETHER: calls of the same time in one transaction
+    waiting      turns, threads, and what is not interrupted
     guests       WITHIN: operations in a transaction of the caller's
     engines      WHERE: the engines of an application, and those made from a URL
     operations   EXECUTE: functions of a connection, written once for both colours

@@ -190,6 +190,15 @@ def in_memory(url: URL) -> bool:
     )
 
 
+def is_prepared(engine: Engine) -> bool:
+    """Whether an application's listeners prepare a connection for each caller.
+
+    They may read whose call it is from a context variable, as for row-level security.
+    """
+    events = engine.dispatch
+    return bool(engine.pool.dispatch.checkout or events.engine_connect or events.begin)
+
+
 class LoopEngines:
     """The AsyncEngines of one URL: one per event loop, disposed of when its loop shuts down.
 

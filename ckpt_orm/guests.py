@@ -25,8 +25,9 @@ from sqlalchemy.orm import Session, scoped_session
 
 from ckpt_orm.errors import WrongEngine
 from ckpt_orm.operations import Access, Operation
-from ckpt_orm.runners import Runner, begins_itself, in_thread, to_its_end, translated
+from ckpt_orm.runners import Runner, begins_itself, translated
 from ckpt_orm.statements import dialect_named
+from ckpt_orm.waiting import in_thread, to_its_end
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session

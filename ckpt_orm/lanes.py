@@ -8,13 +8,14 @@ per dialect and executes the text. On SQLite it also commits what the driver has
 It is left to Core whatever an application may want to see or change: events on the engine,
 logging, `schema_translate_map`, drivers that were not measured. And on Postgres every error: what
 fails in the short lane is executed again by Core, which tells it, and the pool, as it tells any
-other. That is why a transaction that a failed statement would spoil does not use it.
+other. That is why a transaction that a failed statement would spoil does not use it, unless it is
+one of a batch, all of which is executed again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import lru_cache
 from operator import itemgetter
 from types import TracebackType
@@ -24,6 +25,7 @@ from sqlalchemy import Connection
 from sqlalchemy import Dialect as Engineer
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.sql.base import Executable
+from sqlalchemy.util import await_only
 
 from ckpt_orm.columns import FILLED
 from ckpt_orm.statements import Statements
@@ -39,6 +41,50 @@ TRANSACTION_EVENTS = ("begin", "commit", "rollback")
 
 #: psycopg's number of the binary format: as text, which is its default, bytes take twice the room.
 BINARY = 1
+
+
+#: The execution option of a connection on which a batch is executed: if a statement fails, all of
+#: it is executed again elsewhere.
+TOGETHER = "ckpt_orm_together"
+
+#: Drivers that can send statements without waiting for the results of those before.
+PIPELINES = {"psycopg", "psycopg_async"}
+
+
+@contextmanager
+def pipelined(conn: Connection, st: Statements) -> Iterator[None]:
+    """Wait for the results of all statements at the end, where driver and libpq can."""
+    if conn.dialect.driver not in PIPELINES or not _is_clear(conn, st) or not _has_pipelines():
+        yield
+        return
+    driver: Any = conn.connection.driver_connection
+    pipeline = driver.pipeline()
+    try:
+        with _of_greenlet(pipeline) if conn.dialect.is_async else pipeline:
+            yield
+    except conn.dialect.loaded_dbapi.Error as error:
+        # Core sees no result of a pipeline, and would give the pool back what is closed.
+        if conn.dialect.is_disconnect(error, driver, None):
+            conn.invalidate(error)
+        raise
+
+
+@contextmanager
+def _of_greenlet(pipeline: Any) -> Iterator[None]:
+    """An asynchronous context, as a synchronous one."""
+    await_only(pipeline.__aenter__())
+    try:
+        yield
+    except BaseException as error:
+        await_only(pipeline.__aexit__(type(error), error, error.__traceback__))
+        raise
+    await_only(pipeline.__aexit__(None, None, None))
+
+
+def _has_pipelines() -> bool:
+    import psycopg
+
+    return psycopg.Pipeline.is_supported()
 
 
 class Compiled(NamedTuple):
@@ -136,9 +182,10 @@ def _tell(conn: Connection, st: Statements, statement: Executable, error: Except
     """Raise a driver's error as Core would, where Core must not meet it again.
 
     SQLite may have rolled the whole transaction back: what is executed next would be a new one,
-    without what came before. And where a file is locked, it has waited already.
+    without what came before. And where a file is locked, it has waited already. A batch fails
+    whole.
     """
-    if st.dialect.forgives:
+    if st.dialect.forgives or TOGETHER in conn.get_execution_options():
         raise _told(conn, _compiled(conn.dialect, statement).text, error) from error
 
 
@@ -149,10 +196,11 @@ def _told(conn: Connection, text: str, error: Exception) -> BaseException:
 
 def _is_clear(conn: Connection, st: Statements, events: Sequence[str] = EVENTS) -> bool:
     """Whether nobody would notice, by a log or by listening to `events`; if in doubt, not."""
+    options = conn.get_execution_options()
     if (
         conn.dialect.driver not in DRIVERS
-        or not (st.dialect.forgives or not conn.in_transaction())
-        or "schema_translate_map" in conn.get_execution_options()
+        or not (st.dialect.forgives or TOGETHER in options or not conn.in_transaction())
+        or "schema_translate_map" in options
         or getattr(conn, "_echo", True)
         or getattr(conn.dialect, "_has_events", True)
     ):

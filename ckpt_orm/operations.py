@@ -39,6 +39,7 @@ class Operation(Generic[P, R]):
 
     function: Callable[Concatenate[Connection, Statements, P], R]
     access: Access
+    combines: bool = False
 
     @property
     def name(self) -> str:
@@ -54,6 +55,13 @@ def reads(function: Callable[Concatenate[Connection, Statements, P], R]) -> Oper
 def writes(function: Callable[Concatenate[Connection, Statements, P], R]) -> Operation[P, R]:
     """Mark an operation whose steps are one statement on Postgres."""
     return Operation(function, Access.WRITE)
+
+
+def stores(
+    function: Callable[Concatenate[Connection, Statements, P], None],
+) -> Operation[P, None]:
+    """Mark an operation that `writes` rows of one key, and may share a transaction with others."""
+    return Operation(function, Access.WRITE, combines=True)
 
 
 def changes(function: Callable[Concatenate[Connection, Statements, P], R]) -> Operation[P, R]:
@@ -143,7 +151,7 @@ def page(
     return _assemble(lanes.execute(conn, st, statement, selection.params(after, limit)))
 
 
-@writes
+@stores
 def put(conn: Connection, st: Statements, rows: PutRows) -> None:
     """Store a checkpoint with its blobs."""
     params = {
@@ -163,7 +171,7 @@ def put(conn: Connection, st: Statements, rows: PutRows) -> None:
     lanes.execute(conn, st, st.CHECKPOINT, params)
 
 
-@writes
+@stores
 def put_writes(conn: Connection, st: Statements, rows: WriteRows) -> None:
     """Store the writes of a task."""
     task = {**rows.key._asdict(), "task_id": rows.task_id, "task_path": rows.task_path}

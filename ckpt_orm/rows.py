@@ -81,6 +81,11 @@ class PutRows(NamedTuple):
     blobs: list[Blob]
     filled: Mapping[str, Any] = NOTHING
 
+    @property
+    def size(self) -> int:
+        """About how many bytes are sent."""
+        return len(self.checkpoint) + sum(len(b.blob or b"") for b in self.blobs)
+
 
 class WriteRows(NamedTuple):
     """What `put_writes` stores; `filled` as in `PutRows`."""
@@ -90,6 +95,11 @@ class WriteRows(NamedTuple):
     task_path: str
     writes: list[Write]
     filled: Mapping[str, Any] = NOTHING
+
+    @property
+    def size(self) -> int:
+        """About how many bytes are sent."""
+        return sum(len(w.blob) for w in self.writes)
 
 
 class FoundWrite(NamedTuple):

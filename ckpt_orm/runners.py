@@ -11,17 +11,11 @@ once, by its code and never by its text.
 
 from __future__ import annotations
 
-import asyncio
-import contextvars
-import os
 import sqlite3
-import threading
-from collections.abc import Awaitable, Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext, suppress
-from functools import lru_cache, partial
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 from typing import Any, ParamSpec, TypeVar, cast
-from weakref import WeakKeyDictionary
 
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import (
@@ -32,7 +26,6 @@ from sqlalchemy.exc import (
     StatementError,
 )
 from sqlalchemy.exc import TimeoutError as PoolTimeout
-from sqlalchemy.pool import StaticPool
 from tenacity import (
     AsyncRetrying,
     Retrying,
@@ -43,11 +36,19 @@ from tenacity import (
 )
 
 from ckpt_orm import lanes, migrations
-from ckpt_orm.engines import AUTOCOMMITS, GivenEngine, LoopEngines, check_shareable
+from ckpt_orm.combining import Batch, Call, Lines
+from ckpt_orm.engines import (
+    AUTOCOMMITS,
+    GivenEngine,
+    LoopEngines,
+    check_shareable,
+    is_prepared,
+)
 from ckpt_orm.errors import CheckpointError, DatabaseError, DatabaseUnavailable, WrongEngine
 from ckpt_orm.models import Models
 from ckpt_orm.operations import Access, Operation
 from ckpt_orm.statements import statements_for
+from ckpt_orm.waiting import Turns, in_thread
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -94,6 +95,7 @@ class Runner:
         self.async_engine = async_engine
         self._owned = owned
         self._turns = Turns(engine, async_engine)
+        self._lines = Lines(self.statements.dialect.leaders)
         self._ready = False
 
     def run(self, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
@@ -107,12 +109,15 @@ class Runner:
         """
         engine = self._sync_engine()
         with translated(operation.name):
+            once = partial(self._run_once, engine, operation, *args, **kwargs)
             try:
-                return self._run_once(engine, operation, *args, **kwargs)
+                if self._combines(operation, engine):
+                    together = partial(self._store_once, engine)
+                    return self._lines.threads.run(Call(operation, args), once, together)
+                return once()
             except Exception as error:
                 if not passes(error):
                     raise
-            once = partial(self._run_once, engine, operation, *args, **kwargs)
             return Retrying(**RETRY)(once)
 
     async def arun(self, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
@@ -121,15 +126,39 @@ class Runner:
         A caller that is cancelled meanwhile gets its CancelledError once the connection is back.
         """
         if self.async_engine is None:
-            return await in_thread(partial(self.run, operation, *args, **kwargs))
+            return await self._run_in_thread(operation, *args, **kwargs)
         with translated(operation.name):
+            once = partial(self._arun_once, operation, *args, **kwargs)
             try:
-                return await self._arun_once(operation, *args, **kwargs)
+                if self._combines(operation, await self._sync_half()):
+                    line = self._lines.here()
+                    return await line.run(Call(operation, args), once, self._astore_once)
+                return await once()
             except Exception as error:
                 if not passes(error):
                     raise
-            once = partial(self._arun_once, operation, *args, **kwargs)
             return await AsyncRetrying(**RETRY)(once)
+
+    async def _run_in_thread(
+        self, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs
+    ) -> R:
+        """Run an operation in a thread; those that are combined in one, rather than in one each."""
+        engine = self._sync_engine()
+        run = partial(in_thread, partial(self.run, operation, *args, **kwargs))
+        if not self._combines(operation, engine):
+            return await run()
+        store = partial(self._store_once, engine)
+        return await self._lines.here().run(
+            Call(operation, args), run, lambda batch: in_thread(partial(store, batch))
+        )
+
+    async def _sync_half(self) -> Engine:
+        engine = await cast("LoopEngines | GivenEngine", self.async_engine).current()
+        return engine.sync_engine
+
+    def _combines(self, operation: Operation[P, R], engine: Engine) -> bool:
+        """Whether an operation may run together with others; the first one looks at the schema."""
+        return operation.combines and self._ready and not is_prepared(engine)
 
     def _run_once(
         self, engine: Engine, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs
@@ -161,6 +190,29 @@ class Runner:
         constant = operation.access is Access.WRITE
         with lanes.transaction(conn, self.statements) if constant else conn.begin():
             return self.execute(conn, operation, *args, **kwargs)
+
+    def _store_once(self, engine: Engine, batch: Batch) -> None:
+        with self._turns.take(Access.CHANGE), engine.connect() as conn:
+            self._execute_together(conn, batch)
+
+    async def _astore_once(self, batch: Batch) -> None:
+        engine = await cast("LoopEngines | GivenEngine", self.async_engine).current()
+        async with self._turns.atake(Access.CHANGE), engine.connect() as conn:
+            await conn.run_sync(self._execute_together, batch)
+
+    def _execute_together(self, conn: Connection, batch: Batch) -> None:
+        """Execute the calls of a batch in one transaction of our own, or none of them."""
+        dialect = self.statements.dialect
+        if conn.in_transaction():
+            conn.commit()  # as in `_execute_alone`
+        conn.execution_options(**dialect.several, **{lanes.TOGETHER: True})
+        with lanes.pipelined(conn, self.statements), conn.begin():
+            self._begin(conn, Access.CHANGE)
+            if dialect.hurry is not None:
+                conn.exec_driver_sql(dialect.hurry)
+            # In one order everywhere: two batches that share keys wait, and seldom deadlock.
+            for call in sorted(batch, key=lambda call: call.rows.key):
+                self.execute(conn, call.operation, call.rows)
 
     def _is_alone(self, access: Access) -> bool:
         at_once = self.statements.dialect.begin is None
@@ -245,83 +297,10 @@ class Runner:
             await self.async_engine.dispose()
 
 
-class Turns:
-    """Callers who take turns, since the database would have them poll: on one SQLite connection.
-
-    Writers of one SQLite file find it locked, and sleep and look again, so that a late one may
-    overtake an early one many times. In one process they queue instead. Readers need not, unless
-    the engine has a single connection for everybody (a StaticPool). Postgres queues by itself.
-    """
-
-    def __init__(
-        self, engine: Engine | None, async_engine: LoopEngines | GivenEngine | None
-    ) -> None:
-        sqlite = (engine is not None and engine.dialect.name == "sqlite") or (
-            async_engine is not None and async_engine.url.get_backend_name() == "sqlite"
-        )
-        self._needs_turn: tuple[Access, ...] = (Access.WRITE, Access.CHANGE) if sqlite else ()
-        if isinstance(engine and engine.pool, StaticPool) or (
-            isinstance(async_engine, GivenEngine) and async_engine.is_static
-        ):
-            self._needs_turn = tuple(Access)
-        self._lock = threading.Lock()
-        self._locks: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = (
-            WeakKeyDictionary()
-        )
-
-    def take(self, access: Access) -> Any:
-        """A context for a sync caller."""
-        return self._lock if access in self._needs_turn else nullcontext()
-
-    def atake(self, access: Access) -> Any:
-        """A context for a caller on the running loop."""
-        if access not in self._needs_turn:
-            return nullcontext()
-        return self._locks.setdefault(asyncio.get_running_loop(), asyncio.Lock())
-
-
 def begins_itself(driver: Any) -> bool:
     """Whether a SQLite connection is in the mode in which it begins before a write."""
     legacy = getattr(driver, "autocommit", LEGACY) == LEGACY
     return legacy and driver.isolation_level is not None
-
-
-async def in_thread(function: Callable[[], R]) -> R:
-    """`asyncio.to_thread` that is over when it returns, also where the caller was cancelled.
-
-    In threads of this package: those of the loop are where LangGraph runs synchronous nodes, which
-    may all be waiting for what is to be loaded here.
-    """
-    # A thread cannot be stopped. Left alone it would hold its connection, and might commit
-    # after the caller has gone on to do something else.
-    context = contextvars.copy_context()
-    loop = asyncio.get_running_loop()
-    return await to_its_end(loop.run_in_executor(threads(), context.run, function))
-
-
-@lru_cache(maxsize=1)
-def threads() -> ThreadPoolExecutor:
-    """The threads in which a sync engine serves async callers, of all savers of the process."""
-    return ThreadPoolExecutor(max_workers=32, thread_name_prefix="ckpt_orm")
-
-
-# A child process has none of its parent's threads, and would wait for them for ever.
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=threads.cache_clear)
-
-
-async def to_its_end(coroutine: Awaitable[R]) -> R:
-    """Await what is not interrupted, whose caller gets its CancelledError when it is over."""
-    work = asyncio.ensure_future(coroutine)
-    try:
-        return await asyncio.shield(work)
-    except asyncio.CancelledError:
-        while not work.done():  # a scope of anyio cancels again and again
-            with suppress(asyncio.CancelledError):
-                await asyncio.wait([work])
-        if not work.cancelled():
-            work.exception()  # has been looked at: nothing is reported as never retrieved
-        raise
 
 
 #: What `sqlite3.Connection.autocommit` is, since Python 3.12, where nobody has set it.

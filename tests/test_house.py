@@ -22,6 +22,8 @@ FLOORS = [
     {"statements"},
     {"lanes"},
     {"operations", "engines"},
+    {"waiting"},
+    {"combining"},
     {"history", "retention", "runners"},
     {"guests"},
     {"policies"},

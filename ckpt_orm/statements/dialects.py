@@ -71,6 +71,8 @@ class Dialect:
         single: the options of a connection that runs a single statement.
         several: the options of one that runs a transaction.
         forgives: whether a failed statement leaves its transaction usable.
+        leaders: how many transactions store at a time what is called at a time.
+        hurry: what makes such a transaction fail rather than wait for another one for long.
         begin: what opens a transaction that will write, None where BEGIN itself does.
     """
 
@@ -97,6 +99,8 @@ class Dialect:
     several: dict[str, Any]
     forgives: bool
     begin: str | None
+    leaders: int
+    hurry: str | None
 
 
 def _register_contains(connection: Connection) -> None:
@@ -172,6 +176,8 @@ POSTGRES = Dialect(
     several={"isolation_level": "READ COMMITTED"},
     forgives=False,
     begin=None,
+    leaders=2,
+    hurry="SET LOCAL lock_timeout = 250",  # milliseconds
 )
 
 
@@ -247,6 +253,8 @@ SQLITE = Dialect(
     # A transaction that reads first and then writes would fail at once when another one has
     # written in between; one that says so at the start waits its turn.
     begin="BEGIN IMMEDIATE",
+    leaders=1,
+    hurry=None,
 )
 
 DIALECTS = {"postgresql": POSTGRES, "sqlite": SQLITE}

@@ -1,0 +1,473 @@
+"""Calls that store at the same time share transactions, and nobody is worse off for it."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+import pytest
+from backends import ASYNC_BACKENDS, BACKENDS, Backend, Called, called, named
+from builders import checkpoint, config, put, values_of, version
+from sqlalchemy import URL, Engine, create_engine, event, text
+from sqlalchemy.orm import Session
+from sqlalchemy.pool import NullPool
+
+from ckpt_orm import DatabaseError, SQLAlchemySaver, lanes
+
+WAYS = 16
+POSTGRES = [backend for backend in BACKENDS if backend.database == "postgres"]
+SYNC = [backend for backend in BACKENDS if not backend.is_async]
+
+#: What is executed by a batch and by nobody else, of what an engine's listeners see.
+BATCH_BEGINS = ("SET LOCAL lock_timeout", "BEGIN IMMEDIATE")
+
+
+def putting(thread: str, **values: Any) -> Callable[[Any], Any]:
+    """A call that puts a checkpoint."""
+    versions = {channel: version() for channel in values}
+    stored = checkpoint(values, versions)
+    return lambda saver: saver.put(config(thread), stored, {"source": "input"}, versions)
+
+
+def putting_many() -> list[Callable[[Any], Any]]:
+    return [putting(f"t{number}", a=[number]) for number in range(WAYS)]
+
+
+def are_stored(saver: Called, threads: range) -> None:
+    for number in threads:
+        assert values_of(saver, config(f"t{number}")) == {"a": [number]}
+
+
+@contextmanager
+def crowded(saver: Called) -> Iterator[list[int]]:
+    """Whoever gives a connection back takes his time, so that others stand in line; how often."""
+    taken: list[int] = []
+    put(saver, "before", {"a": [1]})  # the first call looks at the schema, which nobody shares
+
+    def checkin(*_: Any) -> None:
+        taken.append(threading.get_ident())
+        time.sleep(0.05)
+
+    event.listen(saver.engine.pool, "checkin", checkin)
+    try:
+        yield taken
+    finally:
+        event.remove(saver.engine.pool, "checkin", checkin)
+    assert saver.checked_out() == 0
+
+
+@pytest.fixture
+def beside(ready_url: URL) -> Iterator[Engine]:
+    """An engine beside the saver's."""
+    engine = create_engine(ready_url, poolclass=NullPool)
+    yield engine
+    engine.dispose()
+
+
+# --- together ---
+
+
+def test_calls_of_the_same_time_share_transactions(saver: Called, beside: Engine) -> None:
+    with crowded(saver) as taken:
+        saver.at_once(*putting_many())
+    assert len(taken) <= WAYS // 2
+    are_stored(saver, range(WAYS))
+    if beside.dialect.name == "postgresql":
+        transactions = "SELECT count(DISTINCT xmin::text) FROM checkpoints WHERE thread_id ~ '^t'"
+        with beside.connect() as connection:
+            assert connection.scalar(text(transactions)) == len(taken)
+
+
+@pytest.mark.parametrize("engine_kwargs", [{}, {"pool_size": 1, "max_overflow": 0}], ids=str)
+def test_sixteen_conversations_at_once(
+    backend: Backend, ready_url: URL, engine_kwargs: dict[str, Any]
+) -> None:
+    """Each caller finds what he has stored, in the order in which he stored it."""
+
+    def steps(number: int) -> Iterator[tuple[str, tuple[Any, ...]]]:
+        at = config(f"t{number}")
+        for step in range(5):
+            values, versions = {"a": [number, step], "n": step}, {"a": version(), "n": version()}
+            at = yield "put", (at, checkpoint(values, versions), {"step": step}, versions)
+            yield "put_writes", (at, [("a", [step]), ("n", None)], f"task {step}")
+            found = yield "get_tuple", (config(f"t{number}"),)
+            assert found.checkpoint["channel_values"] == values
+            assert found.metadata["step"] == step
+            assert found.pending_writes == [
+                (f"task {step}", "a", [step]),
+                (f"task {step}", "n", None),
+            ]
+
+    def thread(saver: Any, number: int) -> None:
+        talk, answer = steps(number), None
+        try:
+            while True:
+                name, arguments = talk.send(answer)
+                answer = getattr(saver, name)(*arguments)
+        except StopIteration:
+            return
+
+    async def task(saver: Any, number: int) -> None:
+        talk, answer = steps(number), None
+        try:
+            while True:
+                name, arguments = talk.send(answer)
+                answer = await getattr(saver, name)(*arguments)
+        except StopIteration:
+            return
+
+    with called(backend, ready_url, engine_kwargs) as saver:
+        talk: Any = task if backend.is_async else thread
+        saver.at_once(*(lambda one, n=n: talk(one, n) for n in range(WAYS)))
+        assert saver.checked_out() == 0
+        assert len(list(saver.list(None))) == WAYS * 5
+
+
+def test_listeners_see_every_statement(saver: Called) -> None:
+    seen: list[str] = []
+    event.listen(saver.engine, "before_cursor_execute", lambda *args: seen.append(args[2]))
+    with crowded(saver):
+        saver.at_once(*putting_many())
+    assert any(statement.startswith(BATCH_BEGINS) for statement in seen)
+    assert sum("INSERT INTO checkpoints" in statement for statement in seen) == 1 + WAYS
+    are_stored(saver, range(WAYS))
+
+
+def test_what_is_large_is_stored_all_the_same(saver: Called) -> None:
+    large = [putting(f"large {number}", a="x" * 700_000) for number in range(4)]
+    with crowded(saver):
+        saver.at_once(*large, *putting_many())
+    are_stored(saver, range(WAYS))
+    for number in range(4):
+        assert values_of(saver, config(f"large {number}")) == {"a": "x" * 700_000}
+
+
+CALLER: ContextVar[str] = ContextVar("CALLER", default="nobody")
+
+
+@pytest.mark.parametrize("name", ["checkout", "engine_connect", "begin"])
+def test_connections_that_are_prepared_for_their_caller(saver: Called, name: str) -> None:
+    """A listener may read from the context whose call it is, and set that on the connection."""
+    seen: list[str] = []
+    target = saver.engine.pool if name == "checkout" else saver.engine
+    event.listen(target, name, lambda *_: seen.append(CALLER.get()))
+
+    def called_by(number: int) -> Callable[[Any], Any]:
+        call = putting(f"t{number}", a=[number])
+
+        def threaded(saver: Any) -> Any:
+            CALLER.set(f"caller {number}")
+            return call(saver)
+
+        async def tasked(saver: Any) -> Any:
+            CALLER.set(f"caller {number}")
+            return await call(saver)
+
+        return tasked if saver.loop else threaded
+
+    with crowded(saver) as taken:
+        saver.at_once(*map(called_by, range(WAYS)))
+    assert len(taken) == WAYS
+    are_stored(saver, range(WAYS))
+    if name != "begin":  # where a single statement suffices, nothing begins
+        assert {f"caller {number}" for number in range(WAYS)} <= set(seen)
+
+
+# --- nobody is worse off ---
+
+
+def test_one_that_is_refused_fails_by_itself(backend: Backend, backend_url: URL) -> None:
+    def outcome(call: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def threaded(saver: Any) -> Any:
+            try:
+                return call(saver)
+            except DatabaseError as error:
+                return error
+
+        async def tasked(saver: Any) -> Any:
+            try:
+                return await call(saver)
+            except DatabaseError as error:
+                return error
+
+        return tasked if backend.is_async else threaded
+
+    with called(backend, backend_url) as saver:
+        forbid_bad_threads(backend_url)
+        calls = putting_many()
+        calls.insert(8, putting("bad", a=["SECRET"]))
+        with crowded(saver) as taken:
+            outcomes = saver.at_once(*map(outcome, calls))
+        failed = [found for found in outcomes if isinstance(found, DatabaseError)]
+        assert outcomes.index(failed[0]) == 8
+        assert len(failed) == 1
+        assert failed[0].operation == "put"
+        assert "SECRET" not in str(failed[0])
+        assert len(taken) > WAYS // 2  # its batch went one by one
+        are_stored(saver, range(WAYS))
+        assert saver.get_tuple(config("bad")) is None
+
+
+def forbid_bad_threads(url: URL) -> None:
+    with create_engine(url, poolclass=NullPool).begin() as connection:
+        if url.get_backend_name() == "postgresql":
+            connection.execute(text("ALTER TABLE checkpoints ADD CHECK (thread_id <> 'bad')"))
+        else:
+            connection.exec_driver_sql(
+                "CREATE TRIGGER no_bad BEFORE INSERT ON checkpoints WHEN NEW.thread_id = 'bad' "
+                "BEGIN SELECT RAISE(ABORT, 'no bad threads'); END"
+            )
+
+
+@named(ASYNC_BACKENDS)
+def test_one_that_is_cancelled_leaves_the_line(saver: Called) -> None:
+    async def main() -> list[Any]:
+        tasks = [asyncio.ensure_future(call(_A(saver.saver))) for call in putting_many()]
+        await asyncio.sleep(0)
+        tasks[-1].cancel()  # it stands in line: nothing has been sent yet
+        return await asyncio.gather(*tasks, return_exceptions=True)
+
+    with crowded(saver):
+        assert saver.loop is not None
+        outcomes = saver.loop.run_until_complete(main())
+    assert isinstance(outcomes[-1], asyncio.CancelledError)
+    assert not any(isinstance(found, BaseException) for found in outcomes[:-1])
+    are_stored(saver, range(WAYS - 1))
+    assert saver.get_tuple(config(f"t{WAYS - 1}")) is None
+
+
+@named(ASYNC_BACKENDS)
+def test_a_batch_goes_on_without_those_who_are_cancelled(saver: Called) -> None:
+    """All but one of its callers are cancelled while it is executed, whoever leads it."""
+    began = asyncio.Event()
+
+    def before(*args: Any) -> None:
+        if args[2].startswith(BATCH_BEGINS):
+            assert saver.loop is not None
+            saver.loop.call_soon_threadsafe(began.set)
+
+    async def main() -> list[Any]:
+        tasks = [asyncio.ensure_future(call(_A(saver.saver))) for call in putting_many()]
+        await began.wait()
+        for task in tasks[:-1]:
+            task.cancel()
+        return await asyncio.gather(*tasks, return_exceptions=True)
+
+    event.listen(saver.engine, "before_cursor_execute", before)
+    with crowded(saver):
+        assert saver.loop is not None
+        outcomes = saver.loop.run_until_complete(main())
+    assert any(isinstance(found, asyncio.CancelledError) for found in outcomes[:-1])
+    assert not isinstance(outcomes[-1], BaseException)
+    for number, found in enumerate(outcomes):
+        if not isinstance(found, BaseException):
+            assert values_of(saver, config(f"t{number}")) == {"a": [number]}
+
+
+class _A:
+    """A saver's a-methods under the names of the synchronous ones."""
+
+    def __init__(self, saver: Any) -> None:
+        self._saver = saver
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._saver, f"a{name}")
+
+
+@named(POSTGRES)
+def test_a_batch_whose_connection_is_lost(saver: Called, beside: Engine) -> None:
+    ended: list[Any] = []
+
+    def before(*args: Any) -> None:
+        if args[2].startswith(BATCH_BEGINS) and not ended:
+            ended.append(terminate_others(beside))
+
+    event.listen(saver.engine, "before_cursor_execute", before)
+    with crowded(saver):
+        saver.at_once(*putting_many())
+    assert ended
+    are_stored(saver, range(WAYS))
+
+
+@named(POSTGRES)
+def test_a_connection_that_a_batch_finds_lost(saver: Called, beside: Engine) -> None:
+    """Nobody listens to statements: they are sent in the short way."""
+    ended: list[Any] = []
+
+    def options(_: Any, given: dict[str, Any]) -> None:
+        if lanes.TOGETHER in given and not ended:
+            ended.append(terminate_others(beside))
+
+    event.listen(saver.engine, "set_connection_execution_options", options)
+    with crowded(saver):
+        saver.at_once(*putting_many())
+    assert all(ended[0])
+    are_stored(saver, range(WAYS))
+
+
+def terminate_others(engine: Engine) -> Any:
+    with engine.connect() as connection:
+        return connection.scalars(
+            text(
+                "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity "
+                "WHERE datname = current_database() AND pid <> pg_backend_pid()"
+            )
+        ).all()
+
+
+@named(SYNC)
+def test_a_leader_who_is_interrupted(saver: Called) -> None:
+    interrupted: list[bool] = []
+
+    def before(*args: Any) -> None:
+        if args[2].startswith(BATCH_BEGINS) and not interrupted:
+            interrupted.append(True)
+            raise KeyboardInterrupt
+
+    def outcome(call: Callable[[Any], Any]) -> Any:
+        try:
+            return call(saver.saver)
+        except KeyboardInterrupt as error:
+            return error
+
+    event.listen(saver.engine, "before_cursor_execute", before)
+    with crowded(saver), ThreadPoolExecutor(WAYS) as threads:
+        outcomes = list(threads.map(outcome, putting_many(), timeout=30))
+    assert interrupted
+    assert sum(isinstance(found, KeyboardInterrupt) for found in outcomes) == 1
+    for number, found in enumerate(outcomes):
+        if not isinstance(found, KeyboardInterrupt):
+            assert values_of(saver, config(f"t{number}")) == {"a": [number]}
+    put(saver, "after", {"a": [1]})
+
+
+@named(POSTGRES)
+def test_nobody_waits_for_a_transaction_of_the_callers(saver: Called, beside: Engine) -> None:
+    """It holds a row that one of the calls wants. All others are stored before it ends."""
+    wanted = checkpoint({"a": [0]}, {"a": version()})
+    stored = config("t0"), wanted, {"source": "input"}, wanted["channel_versions"]
+    calls = [lambda one: one.put(*stored), *putting_many()[1:]]
+    sync = SQLAlchemySaver(beside)
+    with Session(beside) as session:
+        sync.using(session).put(*stored)
+
+        def end() -> int:
+            deadline = time.monotonic() + 20
+            while (found := sync.count()) < WAYS - 1 and time.monotonic() < deadline:
+                time.sleep(0.01)
+            session.commit()
+            return found
+
+        with ThreadPoolExecutor(1) as threads:
+            others = threads.submit(end)
+            saver.at_once(*calls)
+            assert others.result() == WAYS - 1
+    are_stored(saver, range(WAYS))
+
+
+@named([BACKENDS[0], BACKENDS[3], BACKENDS[5]])
+def test_two_savers_on_the_same_keys(saver: Called, backend: Backend, ready_url: URL) -> None:
+    """In batches of opposite orders, over and over: a deadlock is run again, one by one."""
+    versions = [version() for _ in range(WAYS)]
+    same = [checkpoint({"a": [n]}, {"a": versions[n]}, id=f"{n:032d}") for n in range(WAYS)]
+
+    def many(saver: Called, order: list[int]) -> None:
+        for _ in range(10):
+            saver.at_once(
+                *(
+                    lambda one, n=n: one.put(
+                        config(f"t{n}"), same[n], {"source": "input"}, {"a": versions[n]}
+                    )
+                    for n in order
+                )
+            )
+
+    with called(backend, ready_url) as other, ThreadPoolExecutor(2) as threads:
+        numbers = list(range(WAYS))
+        running = [threads.submit(many, saver, numbers), threads.submit(many, other, numbers[::-1])]
+        for each in running:
+            each.result(60)
+    are_stored(saver, range(WAYS))
+    assert saver.count() == WAYS
+
+
+def test_one_loop_after_the_other(database_url: URL) -> None:
+    async def main(saver: SQLAlchemySaver, round: int) -> None:
+        calls = [putting(f"t{round} {number}", a=[number])(_A(saver)) for number in range(WAYS)]
+        await asyncio.gather(*calls)
+
+    tasks: list[asyncio.Task[Any]] = []
+
+    async def leave_early(saver: SQLAlchemySaver) -> None:
+        await saver.aget_tuple(config("t"))
+        tasks.extend(asyncio.ensure_future(call(_A(saver))) for call in putting_many())
+        await asyncio.sleep(0)
+
+    drivers = {"sqlite": "sqlite+aiosqlite", "postgresql": "postgresql+psycopg_async"}
+    for drivername in (database_url.drivername, drivers[database_url.get_backend_name()]):
+        with SQLAlchemySaver.from_url(database_url) as sync:
+            sync.setup()
+        saver = SQLAlchemySaver.from_url(database_url.set(drivername=drivername))
+        for round in range(3):
+            asyncio.run(main(saver, round))
+            asyncio.run(leave_early(saver))  # which cancels those who stand in line
+            assert all(task.done() for task in tasks)
+        asyncio.run(main(saver, 3))
+        with SQLAlchemySaver.from_url(database_url) as sync:
+            found = {item.config["configurable"]["thread_id"] for item in sync.list(None)}
+        assert {f"t{round} {n}" for round in range(4) for n in range(WAYS)} <= found
+        saver.close()
+
+
+FORKING = """
+import os, signal, sys, threading, time
+from sqlalchemy import create_engine, event
+sys.path.insert(0, sys.argv[2])
+from builders import put
+from ckpt_orm import SQLAlchemySaver
+
+engine = create_engine(sys.argv[1])
+saver = SQLAlchemySaver(engine)
+saver.setup()
+put(saver, "before", {"a": [1]})
+began = threading.Event()
+event.listen(engine.pool, "checkin", lambda *_: (began.set(), time.sleep(0.2)))
+threads = [threading.Thread(target=put, args=(saver, f"t{n}", {"a": [n]})) for n in range(16)]
+for thread in threads:
+    thread.start()
+began.wait()
+child = os.fork()
+if child == 0:
+    signal.alarm(15)
+    engine.dispose(close=False)
+    put(saver, "child", {"a": [1]})
+    os._exit(0)
+for thread in threads:
+    thread.join()
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+def test_a_fork_while_others_store(database_url: URL) -> None:
+    url = database_url.render_as_string(hide_password=False)
+    command = [sys.executable, "-W", "ignore", "-c", FORKING, url, str(__file__.rpartition("/")[0])]
+    subprocess.run(command, check=True, timeout=60)
+    with SQLAlchemySaver.from_url(database_url) as saver:
+        assert saver.count() == 2 + WAYS
+
+
+def test_a_call_alone_takes_no_transaction(saver: Called) -> None:
+    seen: list[str] = []
+    put(saver, "before", {"a": [1]})
+    event.listen(saver.engine, "before_cursor_execute", lambda *args: seen.append(args[2]))
+    stored = put(saver, "t", {"a": [1]})
+    saver.put_writes(stored, [("a", 1)], "task")
+    assert not any(statement.startswith(BATCH_BEGINS) for statement in seen)
