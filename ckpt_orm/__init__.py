@@ -10,6 +10,7 @@ What is public is named here. To read the code, follow a call:
     combining    TOGETHER: calls of the same time in one transaction
     waiting      turns, threads, and what is not interrupted
     guests       WITHIN: operations in a transaction of the caller's
+    tenants      SCOPED: for one tenant of many, whose name the statements ask of `scope`
     engines      WHERE: the engines of an application, and those made from a URL
     operations   EXECUTE: functions of a connection, written once for both colours
     statements   PLAN: every SQL statement, each built once
@@ -29,7 +30,7 @@ What is public is named here. To read the code, follow a call:
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from ckpt_orm.columns import from_config
+from ckpt_orm.columns import from_config, tenant_column
 from ckpt_orm.errors import (
     CheckpointError,
     CorruptCheckpoint,
@@ -43,6 +44,7 @@ from ckpt_orm.errors import (
     SchemaNotReady,
     UnsupportedDialect,
     WrongEngine,
+    WrongTenant,
 )
 from ckpt_orm.models import (
     Base,
@@ -53,6 +55,7 @@ from ckpt_orm.models import (
     CheckpointWrite,
     CheckpointWriteMixin,
     Models,
+    TenantMixin,
     declare,
 )
 from ckpt_orm.version import __version__
@@ -90,12 +93,15 @@ __all__ = [
     "SchemaLocked",
     "SchemaNotReady",
     "Swept",
+    "TenantMixin",
     "ThreadSummary",
     "UnsupportedDialect",
     "WrongEngine",
+    "WrongTenant",
     "__version__",
     "declare",
     "from_config",
+    "tenant_column",
     "tune",
 ]
 

@@ -7,7 +7,7 @@ into what the column's type takes, and refused before anything is stored where i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime, time
 from decimal import Decimal
@@ -38,9 +38,12 @@ class Rule:
 
     Args:
         key: the entry of the config's `configurable`, or else of its metadata.
+        is_tenant: whether the column says whose the row is; its value is the saver's, not the
+            config's.
     """
 
     key: str
+    is_tenant: bool = False
 
 
 def from_config(key: str, *args: Any, **kwargs: Any) -> MappedColumn[Any]:
@@ -61,6 +64,23 @@ def from_config(key: str, *args: Any, **kwargs: Any) -> MappedColumn[Any]:
         **kwargs: as for `mapped_column`, such as `index=True`.
     """
     info = {**kwargs.pop("info", {}), RULE: Rule(key)}
+    return mapped_column(*args, info=info, **kwargs)
+
+
+def tenant_column(*args: Any, key: str = "tenant_id", **kwargs: Any) -> MappedColumn[Any]:
+    """A `mapped_column` that says which tenant a row belongs to; it leads the primary key.
+
+        class Tenanted:
+            tenant_id: Mapped[UUID] = tenant_column(ForeignKey("tenants.id"))
+
+    All tables of a saver have it. Its value is that of `saver.scoped(tenant_id=…)`.
+
+    Args:
+        *args: as for `mapped_column`.
+        key: the entry of a config that must not name another tenant.
+        **kwargs: as for `mapped_column`.
+    """
+    info = {**kwargs.pop("info", {}), RULE: Rule(key, is_tenant=True)}
     return mapped_column(*args, info=info, **kwargs)
 
 
@@ -121,7 +141,11 @@ def fillings(tables: Iterable[Table]) -> tuple[Filling, ...]:
     """The columns of tables that a call fills."""
     columns = [column for table in tables for column in table.columns]
     ruled = [(column, rule_of(column)) for column in columns]
-    filled = [(column, rule) for column, rule in ruled if rule or has_default(column)]
+    filled = [
+        (column, rule)
+        for column, rule in ruled
+        if (rule or has_default(column)) and not is_tenant(column)
+    ]
     return tuple(Filling(*found, f"{FILLED}{n}") for n, found in enumerate(filled))
 
 
@@ -134,6 +158,33 @@ def rule_of(column: Column[Any]) -> Rule | None:
     """The rule of a column that has one."""
     found = column.info.get(RULE)
     return found if isinstance(found, Rule) else None
+
+
+def is_tenant(column: Column[Any]) -> bool:
+    """Whether a column says which tenant a row belongs to."""
+    rule = rule_of(column)
+    return rule is not None and rule.is_tenant
+
+
+def tenants_of(tables: Sequence[Table]) -> dict[Table, Column[Any]]:
+    """The tenant's column in each table; nothing where there are no tenants.
+
+    Raises:
+        ValueError: where not every table has one, of one name, at the head of its primary key.
+    """
+    found = {table: column for table in tables for column in table.columns if is_tenant(column)}
+    leads = [next(iter(table.primary_key), None) is found.get(table) for table in tables]
+    if found and not (all(leads) and len({column.key for column in found.values()}) == 1):
+        raise ValueError(
+            "a tenant's column belongs to all tables of a saver, under one name and at the head of "
+            "the primary key: map each with the same mixin, such as TenantMixin"
+        )
+    return found
+
+
+def own_key(table: Table) -> list[Column[Any]]:
+    """The primary key within a tenant, in order."""
+    return [column for column in table.primary_key if not is_tenant(column)]
 
 
 def has_default(column: Column[Any]) -> bool:

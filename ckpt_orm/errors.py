@@ -23,6 +23,10 @@ class WrongEngine(CheckpointError, RuntimeError):
     """The saver holds no engine of the colour that was asked for, or one it could not serve."""
 
 
+class WrongTenant(CheckpointError, RuntimeError):
+    """A call on tables of many tenants that is for none, or for another than its saver is."""
+
+
 class UnsupportedDialect(WrongEngine):
     """The engine speaks to a database other than SQLite or Postgres."""
 

@@ -21,12 +21,11 @@ from sqlalchemy import Connection, Row
 
 from ckpt_orm.codec import Codec, ordered
 from ckpt_orm.errors import InvalidConfig
-from ckpt_orm.guests import GuestRunner
 from ckpt_orm.operations import Selection, reads
 from ckpt_orm.policies import born_at
 from ckpt_orm.rows import FoundWrite, Key, check_key, key_of
-from ckpt_orm.runners import Runner
 from ckpt_orm.statements import Statements
+from ckpt_orm.tenants import AnyRunner, TenantRunner
 
 #: Threads that are fetched at a time.
 PAGE = 50
@@ -119,7 +118,7 @@ class Finding:
     """The part of the saver that tells what there is."""
 
     serde: SerializerProtocol
-    _runner: Runner | GuestRunner
+    _runner: AnyRunner
 
     def threads(
         self,
@@ -231,13 +230,24 @@ class Finding:
     ) -> Selection:
         """What `list`, `count` and `exists` are about."""
         metadata = self._filter(filter)
+        self._admit(before or {})
         bound = _bound(get_checkpoint_id(before) if before else None)
         if config is None:
             return Selection(before=bound, filter=metadata)
-        key = key_of(config)
+        key = self._key(config)
         every = config["configurable"].get("checkpoint_ns") is None
         namespace = None if every else key.checkpoint_ns
         return Selection(key.thread_id, namespace, key.checkpoint_id, bound, metadata)
+
+    def _key(self, config: RunnableConfig) -> Key:
+        """The checkpoint that a config names to this saver."""
+        self._admit(config)
+        return key_of(config)
+
+    def _admit(self, config: RunnableConfig) -> None:
+        """Refuse a config of another tenant than the saver's, where there are tenants."""
+        if isinstance(self._runner, TenantRunner):
+            self._runner.admit(config)
 
     def _filter(self, filter: Mapping[str, Any] | None) -> str | None:
         return Codec(self.serde).encode_filter(filter) if filter else None

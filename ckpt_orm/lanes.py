@@ -238,14 +238,20 @@ def _compiled(dialect: Engineer, statement: Executable) -> Compiled:
 
 
 def _binder(made: Any, processors: Mapping[str, Callable[[Any], Any]]) -> Callable[..., Any]:
-    """What puts parameters in order, or together with those that belong to the statement."""
+    """What puts parameters in order, or together with those that belong to the statement.
+
+    The value of some is asked for with each execution: the tenant's, which must not stay.
+    """
     names = made.positiontup if made.positional else None
-    fixed = {name: value for name, value in made.params.items() if value is not None}
-    if names and len(names) > 1 and not fixed and not processors:
+    binds: dict[str, Any] = made.binds
+    asked = {name: bind.callable for name, bind in binds.items() if bind.callable is not None}
+    fixed = {name: bind.value for name, bind in binds.items() if bind.value is not None}
+    if names and len(names) > 1 and not fixed and not asked and not processors:
         return itemgetter(*names)
 
     def bind(given: Mapping[str, Any]) -> Any:
         values = {**fixed, **given}
+        values |= {name: ask() for name, ask in asked.items()}
         values |= {name: process(values[name]) for name, process in processors.items()}
         return values if names is None else [values[name] for name in names]
 
@@ -257,6 +263,6 @@ def _processors(made: Any, dialect: Engineer) -> dict[str, Callable[[Any], Any]]
     return {
         name: process
         for name, bind in made.binds.items()
-        if name.startswith(FILLED)
+        if (name.startswith(FILLED) or bind.callable is not None)
         and (process := bind.type.dialect_impl(dialect).bind_processor(dialect))
     }

@@ -14,7 +14,7 @@ that is the default. A locale's order would put "-" and upper case elsewhere tha
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
 from typing import Any, ClassVar, NamedTuple, cast
@@ -32,8 +32,10 @@ from sqlalchemy import (
     text,
 )
 from sqlalchemy.dialects.postgresql import JSONB, TEXT
-from sqlalchemy.orm import DeclarativeBase, Mapped, declared_attr, mapped_column
+from sqlalchemy.orm import DeclarativeBase, Mapped, MappedColumn, declared_attr, mapped_column
 from sqlalchemy.schema import SchemaItem
+
+from ckpt_orm.columns import is_tenant, tenant_column
 
 #: A key column: text in binary order on both dialects.
 Id = Text().with_variant(TEXT(collation="C"), "postgresql")
@@ -75,8 +77,22 @@ class _TableArgs:
         named: Mapping[Any, Any] = cls.metadata.naming_convention
         is_named = "pk" in named or PrimaryKeyConstraint in named
         name = None if is_named else f"{cls.__tablename__}_pkey"
-        key = PrimaryKeyConstraint(*cls.__key__, name=name)
+        key = PrimaryKeyConstraint(*_tenant_key(cast(type[Any], cls)), *cls.__key__, name=name)
         return (key, {"schema": cls.__schema__}) if cls.__schema__ else (key,)
+
+
+def _tenant_key(cls: type[Any]) -> Iterator[str]:
+    """The attribute of a class, or of a mixin of it, that is the tenant's column."""
+    attributes = {name: value for base in cls.__mro__[::-1] for name, value in vars(base).items()}
+    for name, value in attributes.items():
+        if isinstance(value, MappedColumn) and is_tenant(value.column):
+            yield value.column.name or name
+
+
+class TenantMixin:
+    """Beside the mixin of each table: whose a row is. See `SQLAlchemySaver.scoped`."""
+
+    tenant_id: Mapped[str] = tenant_column(Id, doc="The tenant; no other one's rows are in reach.")
 
 
 class CheckpointMixin(_TableArgs):
@@ -215,6 +231,7 @@ def declare(
     schema: str | None = None,
     prefix: str = "",
     extra: type[Any] | Sequence[type[Any]] = (),
+    every: type[Any] | Sequence[type[Any]] = (),
 ) -> Models:
     """The models of the tables `{schema}.{prefix}checkpoints…`.
 
@@ -235,19 +252,23 @@ def declare(
             metadata.
         prefix: what the names begin with, "" for the official ones.
         extra: mixins with more columns and relationships of the checkpoints' model.
+        every: mixins of all the models, such as `TenantMixin`.
 
     Returns:
         Without a base, the same classes each time. On a base, new ones, so only once.
 
     Raises:
-        ValueError: for `extra` without a base.
+        ValueError: for `extra` or `every` without a base.
     """
     if base is not None:
-        mixins = tuple(extra) if isinstance(extra, Sequence) else (extra,)
-        return _mapped(base, schema, prefix, mixins)
-    if extra:
+        return _mapped(base, schema, prefix, _several(extra), _several(every))
+    if extra or every:
         raise ValueError("extra columns need tables of your own: pass your declarative base too")
     return _declared(schema, prefix) if schema is not None or prefix else DEFAULT
+
+
+def _several(mixins: type[Any] | Sequence[type[Any]]) -> tuple[type[Any], ...]:
+    return (mixins,) if isinstance(mixins, type) else tuple(mixins)
 
 
 class _Packaged:
@@ -268,6 +289,7 @@ def _mapped(
     schema: str | None,
     prefix: str,
     extra: tuple[type[Any], ...] = (),
+    every: tuple[type[Any], ...] = (),
 ) -> Models:
     """The models on a base, in whose registry a prefix tells their names from other ones."""
     named = "".join(part.capitalize() for part in prefix.split("_"))
@@ -275,7 +297,7 @@ def _mapped(
     def model(mixin: type[Any], like: type[Base], *more: type[Any]) -> Any:
         names = {"__tablename__": prefix + like.__tablename__, "__doc__": like.__doc__}
         own = {"__schema__": schema, "__module__": base.__module__}
-        return type(named + like.__name__, (*more, mixin, base), names | own)
+        return type(named + like.__name__, (*more, *every, mixin, base), names | own)
 
     return Models(
         model(CheckpointMixin, Checkpoint, *extra),

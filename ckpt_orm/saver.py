@@ -29,15 +29,15 @@ from sqlalchemy import URL, Connection, Engine
 
 from ckpt_orm import history, operations, retention
 from ckpt_orm.codec import Codec
-from ckpt_orm.columns import fillings, values_of
+from ckpt_orm.columns import fillings, tenants_of, values_of
 from ckpt_orm.engines import GivenEngine, LoopEngines, create, engines_of
 from ckpt_orm.errors import InvalidConfig
 from ckpt_orm.finding import Finding, check_limit, page_size
-from ckpt_orm.guests import GuestRunner
 from ckpt_orm.models import Models, declare
 from ckpt_orm.operations import Selection
 from ckpt_orm.rows import Key, check_key, key_of
 from ckpt_orm.runners import Runner
+from ckpt_orm.tenants import TenantRunner, for_tenant, inside
 from ckpt_orm.upkeep import Upkeep
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ class SQLAlchemySaver(Finding, Upkeep, BaseCheckpointSaver[str]):
             a schema and prefix; the application's own revisions make such tables.
 
     Raises:
-        ValueError: for models as well as a schema or prefix.
+        ValueError: for models as well as a schema or prefix, or of which only some have a tenant.
         WrongEngine: for engines of two databases, or a memory database that threads cannot share.
         UnsupportedDialect: for a database other than SQLite and Postgres.
     """
@@ -154,7 +154,15 @@ class SQLAlchemySaver(Finding, Upkeep, BaseCheckpointSaver[str]):
         owned: bool,
     ) -> None:
         self._models, self._fillings = models, fillings(models.tables)
-        self._runner = Runner(models, engine, async_engine, owned)
+        tenants = tenants_of(models.tables)
+        self._has_own = bool(self._fillings or tenants)
+        runner = Runner(models, engine, async_engine, owned)
+        self._runner = TenantRunner(runner, tenants[models.tables[0]]) if tenants else runner
+
+    def _filled(self, config: RunnableConfig) -> dict[str, Any]:
+        """The parameters of the application's own columns."""
+        self._admit(config)
+        return values_of(self._fillings, config)
 
     @property
     def models(self) -> Models:
@@ -191,8 +199,29 @@ class SQLAlchemySaver(Finding, Upkeep, BaseCheckpointSaver[str]):
             WrongEngine: for anything else; by the calls, in AUTOCOMMIT or on another database.
         """
         copy = _copy(self)
-        host = self._runner.host if isinstance(self._runner, GuestRunner) else self._runner
-        copy._runner = GuestRunner(host, transaction)
+        copy._runner = inside(self._runner, transaction)
+        return copy
+
+    def scoped(self, **tenant: Any) -> Self:
+        """A copy of the saver that sees and touches one tenant's rows only, in every method.
+
+            saver.scoped(tenant_id="acme")
+
+        For tables whose models have a tenant's column (see `TenantMixin`); on those, a saver
+        that is not scoped refuses to work. Threads of one id in two tenants have nothing to do
+        with each other. It costs nothing to make, and goes with `using` in either order. What a
+        config says cannot change the tenant: one that names another is refused.
+
+        Args:
+            **tenant: the column's name, and the tenant as the column's type takes it.
+
+        Raises:
+            WrongTenant: for another name, on tables without tenants, and on a saver that is
+                scoped to another one.
+            InvalidConfig: for a value that the column cannot hold.
+        """
+        copy = _copy(self)
+        copy._runner = for_tenant(self._runner, tenant)
         return copy
 
     # --- lifetime ---
@@ -265,12 +294,12 @@ class SQLAlchemySaver(Finding, Upkeep, BaseCheckpointSaver[str]):
             CorruptCheckpoint: where what is stored is not what was written.
             SchemaNotReady: before the tables are set up.
         """
-        found = self._runner.run(operations.fetch, key_of(config))
+        found = self._runner.run(operations.fetch, self._key(config))
         return None if found is None else Codec(self.serde).decode(found)
 
     async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
         """`get_tuple`, for async callers."""
-        found = await self._runner.arun(operations.fetch, key_of(config))
+        found = await self._runner.arun(operations.fetch, self._key(config))
         return None if found is None else Codec(self.serde).decode(found)
 
     async def aget(self, config: RunnableConfig) -> Checkpoint | None:
@@ -350,7 +379,7 @@ class SQLAlchemySaver(Finding, Upkeep, BaseCheckpointSaver[str]):
         """
         if not channels:
             return {}
-        walk = self._runner.run(history.walk, key_of(config), _channels(channels))
+        walk = self._runner.run(history.walk, self._key(config), _channels(channels))
         return history.decode(Codec(self.serde), walk, channels)
 
     async def aget_delta_channel_history(
@@ -359,7 +388,7 @@ class SQLAlchemySaver(Finding, Upkeep, BaseCheckpointSaver[str]):
         """`get_delta_channel_history`, for async callers."""
         if not channels:
             return {}
-        walk = await self._runner.arun(history.walk, key_of(config), _channels(channels))
+        walk = await self._runner.arun(history.walk, self._key(config), _channels(channels))
         return history.decode(Codec(self.serde), walk, channels)
 
     # --- writing ---
@@ -387,8 +416,8 @@ class SQLAlchemySaver(Finding, Upkeep, BaseCheckpointSaver[str]):
             InvalidConfig: for an id, channel or version that cannot be stored.
         """
         rows = Codec(self.serde).encode_put(config, checkpoint, metadata, new_versions)
-        if self._fillings:
-            rows = rows._replace(filled=values_of(self._fillings, config))
+        if self._has_own:
+            rows = rows._replace(filled=self._filled(config))
         self._runner.run(operations.put, rows)
         return rows.key.config()
 
@@ -401,8 +430,8 @@ class SQLAlchemySaver(Finding, Upkeep, BaseCheckpointSaver[str]):
     ) -> RunnableConfig:
         """`put`, for async callers."""
         rows = Codec(self.serde).encode_put(config, checkpoint, metadata, new_versions)
-        if self._fillings:
-            rows = rows._replace(filled=values_of(self._fillings, config))
+        if self._has_own:
+            rows = rows._replace(filled=self._filled(config))
         await self._runner.arun(operations.put, rows)
         return rows.key.config()
 
@@ -428,8 +457,8 @@ class SQLAlchemySaver(Finding, Upkeep, BaseCheckpointSaver[str]):
             InvalidConfig: without a checkpoint_id, or for an id that cannot be stored.
         """
         rows = Codec(self.serde).encode_writes(config, writes, task_id, task_path)
-        if self._fillings:
-            rows = rows._replace(filled=values_of(self._fillings, config))
+        if self._has_own:
+            rows = rows._replace(filled=self._filled(config))
         if rows.writes:
             self._runner.run(operations.put_writes, rows)
 
@@ -442,8 +471,8 @@ class SQLAlchemySaver(Finding, Upkeep, BaseCheckpointSaver[str]):
     ) -> None:
         """`put_writes`, for async callers."""
         rows = Codec(self.serde).encode_writes(config, writes, task_id, task_path)
-        if self._fillings:
-            rows = rows._replace(filled=values_of(self._fillings, config))
+        if self._has_own:
+            rows = rows._replace(filled=self._filled(config))
         if rows.writes:
             await self._runner.arun(operations.put_writes, rows)
 

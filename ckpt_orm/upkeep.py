@@ -17,11 +17,10 @@ from ckpt_orm import compacting, sweeping, verifying
 from ckpt_orm.codec import Codec
 from ckpt_orm.columns import Filling, values_of
 from ckpt_orm.errors import InvalidConfig
-from ckpt_orm.guests import GuestRunner
 from ckpt_orm.policies import Retention
 from ckpt_orm.rows import Key, key_of
-from ckpt_orm.runners import Runner
 from ckpt_orm.sweeping import Plan, Progress, Steps, Swept
+from ckpt_orm.tenants import AnyRunner
 from ckpt_orm.verifying import Report
 
 R = TypeVar("R")
@@ -30,7 +29,7 @@ R = TypeVar("R")
 class Upkeep(BaseCheckpointSaver[str]):
     """The part of the saver that no graph calls."""
 
-    _runner: Runner | GuestRunner
+    _runner: AnyRunner
     _fillings: tuple[Filling, ...]
 
     def sweep(

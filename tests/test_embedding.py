@@ -291,9 +291,11 @@ from ckpt_orm import (
     CheckpointWriteMixin,
     Models,
     SQLAlchemySaver,
+    TenantMixin,
     ThreadSummary,
     declare,
     from_config,
+    tenant_column,
 )
 
 
@@ -362,6 +364,20 @@ def on_own_tables(engine: Engine) -> list[SQLAlchemySaver]:
     ]
 
 
+class OfOrg:
+    org_id: Mapped[int] = tenant_column(ForeignKey("orgs.id"), key="org")
+
+
+class OrgCheckpoint(OfOrg, CheckpointMixin, Base):
+    __tablename__ = "org_states"
+
+
+def of_tenants(engine: Engine, session: Session) -> list[SQLAlchemySaver]:
+    saver = SQLAlchemySaver(engine, models=declare(Base, every=TenantMixin))
+    return [saver.scoped(tenant_id="acme").using(session), saver.using(session).scoped(org_id=7)]
+
+
+org_id: int = OrgCheckpoint().org_id
 user_id: int | None = AppCheckpoint().user_id
 team: str = AppCheckpoint().team
 thread_id: str = Checkpoint().thread_id
@@ -384,10 +400,11 @@ declare("agents")
 Models(Checkpoint, Checkpoint, Checkpoint)
 from_config(7)
 SQLAlchemySaver.from_url("sqlite://", models=Checkpoint)
+saver.scoped("acme")
 """
 
 #: The lines of them.
-BAD = range(5, 16)
+BAD = range(5, 17)
 
 
 @pytest.mark.parametrize(

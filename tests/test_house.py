@@ -16,8 +16,8 @@ PACKAGE = Path(ckpt_orm.__file__).parent
 #: Rooms in the order of their floors: a file imports only from floors below its own.
 FLOORS = [
     {"version", "errors"},
-    {"documents", "models"},
-    {"rows", "migrations", "columns"},
+    {"documents", "models", "columns", "scope"},
+    {"rows", "migrations"},
     {"codec"},
     {"statements"},
     {"lanes"},
@@ -26,6 +26,7 @@ FLOORS = [
     {"combining"},
     {"history", "retention", "runners"},
     {"guests"},
+    {"tenants"},
     {"policies"},
     {"finding", "sweeping", "anatomy", "compacting"},
     {"verifying"},

@@ -8,6 +8,7 @@ when there is something to do.
 
 from ckpt_orm.migrations.filters import Filter, leftovers, ours
 from ckpt_orm.migrations.grants import grants
+from ckpt_orm.migrations.isolation import isolate_tenants, release_tenants
 from ckpt_orm.migrations.run import downgrade, setup, setup_engine, upgrade
 from ckpt_orm.migrations.state import HEAD, REVISIONS, check, current
 from ckpt_orm.migrations.tables import check_models, setup_models
@@ -21,8 +22,10 @@ __all__ = [
     "current",
     "downgrade",
     "grants",
+    "isolate_tenants",
     "leftovers",
     "ours",
+    "release_tenants",
     "setup",
     "setup_engine",
     "setup_models",

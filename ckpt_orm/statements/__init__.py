@@ -12,15 +12,19 @@ What depends on the shape of a call (which conditions a `list` has) is built onc
     sweeping   which threads there are, how old and heavy they are, and whether all fits
     finding    summaries of threads, counts of checkpoints
     writing    put, put_writes, delete_thread
+    scoping    all of them for one tenant, where the tables hold many
 """
 
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import cast
 
+from ckpt_orm.columns import tenants_of
 from ckpt_orm.models import Models
 from ckpt_orm.statements.dialects import Dialect, dialect_named
 from ckpt_orm.statements.reading import Page
+from ckpt_orm.statements.scoping import ScopedStatements
 from ckpt_orm.statements.writing import Statements
 
 __all__ = ["Dialect", "Page", "Statements", "dialect_named", "statements_for"]
@@ -33,4 +37,6 @@ def statements_for(models: Models, dialect: str) -> Statements:
     Raises:
         UnsupportedDialect: for a dialect other than "sqlite" and "postgresql".
     """
-    return Statements(models, dialect_named(dialect))
+    statements = Statements(models, dialect_named(dialect))
+    tenants = tenants_of(models.tables)
+    return cast(Statements, ScopedStatements(statements, tenants)) if tenants else statements

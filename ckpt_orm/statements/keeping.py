@@ -19,6 +19,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.sql.base import Executable
 
+from ckpt_orm.columns import own_key
 from ckpt_orm.rows import EMPTY
 from ckpt_orm.statements.dialects import Column, constant, param
 from ckpt_orm.statements.reading import found, key_columns
@@ -99,7 +100,7 @@ class Keeping(Walking):
     def _named(self, table: Table, *names: str) -> ColumnElement[bool]:
         """The rows of a table that the parameters `of_thread`, `of_ns`, … name, in key order."""
         params = ("of_thread", "of_ns", *names)
-        return and_(*(c == param(name) for c, name in zip(table.primary_key, params, strict=False)))
+        return and_(*(c == param(name) for c, name in zip(own_key(table), params, strict=False)))
 
     @cached_property
     def COPIES(self) -> Sequence[Executable]:
@@ -130,7 +131,7 @@ class Keeping(Walking):
         }
         columns |= instead
         params = ("source", *(("of_ns", *names) if names else ()))
-        at = (c == param(name) for c, name in zip(table.primary_key, params, strict=False))
+        at = (c == param(name) for c, name in zip(own_key(table), params, strict=False))
         rows = select(param("target"), *columns.values()).where(*at)
         insert: Any = self.dialect.insert(table).from_select(["thread_id", *columns], rows)
         statement: Executable = insert.on_conflict_do_nothing(index_elements=key_columns(table))

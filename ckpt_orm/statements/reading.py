@@ -31,7 +31,7 @@ from sqlalchemy.sql.base import Executable
 from sqlalchemy.sql.selectable import CTE
 from sqlalchemy.types import TypeEngine
 
-from ckpt_orm.columns import fillings
+from ckpt_orm.columns import fillings, own_key
 from ckpt_orm.models import Models
 from ckpt_orm.rows import SENDS_WITH_CHECKPOINT
 from ckpt_orm.statements.dialects import Column, Dialect, constant, param
@@ -200,7 +200,7 @@ class Reading:
         # again for each of them.
         once = several or self.dialect.snapshot is not None
         versions = (query.distinct() if once else query).cte("versions")
-        key = {name: versions.c[name] for name in key_columns(self.blobs)}
+        key = {column.name: versions.c[column.name] for column in own_key(self.blobs)}
         joined, blob = self.dialect.lookup(
             versions, self.blobs, and_(*(self.blobs.c[name] == key[name] for name in key))
         )

@@ -29,10 +29,11 @@ from sqlalchemy import (
 from sqlalchemy.sql.base import Executable
 from sqlalchemy.sql.selectable import CTE
 
+from ckpt_orm.columns import own_key
 from ckpt_orm.rows import EMPTY
 from ckpt_orm.statements.dialects import Column, constant, param
 from ckpt_orm.statements.keeping import Keeping
-from ckpt_orm.statements.reading import found, key_columns
+from ckpt_orm.statements.reading import found
 
 
 class Sweeping(Keeping):
@@ -260,7 +261,7 @@ class Sweeping(Keeping):
     def WRITES_AFTER(self) -> Executable:
         """The next writes of a thread, with their payload."""
         columns = ("task_path", "channel", "type", "blob")
-        return _after(self.writes, *key_columns(self.writes)[1:], *columns)
+        return _after(self.writes, *(c.name for c in own_key(self.writes)[1:]), *columns)
 
 
 def _next(after: Column | None, tables: tuple[Table, ...], page: CTE | None = None) -> Column:
@@ -290,14 +291,14 @@ def _weight(kind: str, table: Table) -> Any:
 def _among(table: Table, named: FromClause) -> ColumnElement[bool]:
     """The rows of a table that `of_thread` and the rows of `named` name, in key order."""
     # Left to join them, SQLite goes through the JSON text again for each row of the thread.
-    thread_id, *key = table.primary_key
+    thread_id, *key = own_key(table)
     columns = tuple_(*key[: len(named.c)])
     return and_(thread_id == param("of_thread"), columns.in_(select(*named.c)))
 
 
 def _after(table: Table, *columns: str) -> Select[Any]:
     """The rows of a thread after a key, at most `limit`."""
-    _, *key = table.primary_key
+    _, *key = own_key(table)
     after = (param(f"after_{c.name}", c.type if c.name == "idx" else Text) for c in key)
     return (
         select(*(table.c[name] for name in columns))

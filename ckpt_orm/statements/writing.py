@@ -29,11 +29,12 @@ from sqlalchemy import (
 from sqlalchemy.sql.base import Executable
 from sqlalchemy.types import TypeEngine
 
-from ckpt_orm.columns import Filling, has_default
+from ckpt_orm.columns import Filling, has_default, is_tenant
 from ckpt_orm.rows import EMPTY
 from ckpt_orm.statements.dialects import Column, constant, param
 from ckpt_orm.statements.finding import Finding
 from ckpt_orm.statements.reading import key_columns
+from ckpt_orm.statements.scoping import tenant_param
 
 #: Bytes of a digest; it stands behind its payload.
 DIGEST_SIZE = 16
@@ -121,6 +122,7 @@ class Statements(Finding):
 
     def _insert(self, table: Table, source: FromClause | None, **columns: Column) -> Any:
         columns |= {filling.column.name: _filled(filling) for filling in self._fillings(table)}
+        columns |= {c.name: tenant_param(c) for c in table.primary_key if is_tenant(c)}
         insert = self.dialect.insert(table)
         if source is None:
             return insert.values(columns)
