@@ -1,0 +1,258 @@
+"""How a payload is to be stored, given what this process knows of earlier versions.
+
+Whole, as the tail of the chain of an earlier version, or as a new chain with all of it. The tip of
+a chain names its whole content, xxh3_128(tip before + appended bytes): who knows the tip knows
+every byte, and an append that expects another tip than the stored one must not happen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from math import isqrt
+from secrets import token_bytes
+from typing import NamedTuple
+
+from xxhash import xxh3_128, xxh3_128_digest
+
+from ckpt_orm.growth.folding import covered_end, in_use
+from ckpt_orm.growth.likeness import Run, runs
+from ckpt_orm.growth.manifests import CHAIN_BYTES, Cutter, Manifest, Piece, Span
+from ckpt_orm.growth.units import header_size
+
+#: In bytes. A smaller payload is always stored whole.
+THRESHOLD = 4 * 1024
+
+#: In bytes. A payload of this size starts a chain although no earlier version shows that it grows.
+LARGE = 64 * 1024
+
+#: In bytes. What is new and no longer than this stays in the manifest.
+LITERAL = 64
+
+#: What part of a payload must be shared with an earlier version: one in so many.
+WORTHWHILE = 4
+
+#: In bytes. A chain may hold this much beyond twice the payload.
+_DEAD_WEIGHT = 64 * 1024
+
+
+class End(NamedTuple):
+    """The end of a chain: its tip, its length in bytes, and where its loose rows start."""
+
+    tip: bytes
+    length: int
+    loose: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What this process knows of one stored version of a channel.
+
+    `manifest` is None where it is stored whole, and `end` None where it has no chain or the end is
+    not known. Either the payload is at hand, or `digest`, the xxh3_128 of what follows its header.
+    """
+
+    version: str
+    tag: str
+    size: int
+    header: int
+    manifest: Manifest | None
+    end: End | None
+    payload: bytes | None
+    digest: bytes | None = None
+
+    @classmethod
+    def whole(cls, version: str, tag: str, payload: bytes) -> Known:
+        """A version that was stored or read whole."""
+        return cls(version, tag, len(payload), header_size(tag, payload), None, None, payload)
+
+    @classmethod
+    def read(
+        cls,
+        version: str,
+        tag: str,
+        payload: bytes,
+        manifest: Manifest,
+        starts: Iterable[int] = (),
+        *,
+        length: int | None = None,
+        tip: bytes | None = None,
+    ) -> Known:
+        """A version that was read as a log.
+
+        `starts` are those of the rows read, `length` and `tip` the chain's own, from the same
+        snapshot or a later one. Without these two nothing can be appended to the chain.
+        """
+        end = None
+        if length is not None and tip is not None:
+            loose = tuple(start for start in starts if start >= manifest.loose)
+            end = End(tip, length, loose if loose[:1] == (manifest.loose,) else ())
+        return cls(version, tag, len(payload), header_size(tag, payload), manifest, end, payload)
+
+    def without_payload(self) -> Known:
+        """The same in a few hundred bytes: that a later value begins with it can still be seen."""
+        if self.payload is None:
+            return self
+        digest = xxh3_128_digest(memoryview(self.payload)[self.header :])
+        return replace(self, payload=None, digest=digest)
+
+    def begins(self, payload: bytes) -> bool:
+        """Whether `payload`, of the same tag, is this value with something appended to it."""
+        start, size = header_size(self.tag, payload), self.size - self.header
+        if len(payload) - start < size:
+            return False
+        if self.payload is not None:
+            return payload.startswith(memoryview(self.payload)[self.header :], start)
+        return xxh3_128_digest(memoryview(payload)[start : start + size]) == self.digest
+
+
+@dataclass(frozen=True, slots=True)
+class Grown:
+    """How a payload is stored as a log.
+
+    The chain named by `manifest.chain` must have the tip `expects` (None: the chain is new) and
+    then gets `end`. `data` are its bytes from `start` on, to be written as one row; there is no row
+    to write where it is empty. `folds` says that this row replaces all rows from `start` on.
+    """
+
+    manifest: Manifest
+    expects: bytes | None
+    end: End
+    start: int
+    data: bytes
+    folds: bool = False
+
+    def known(self, version: str, tag: str, payload: bytes) -> Known:
+        """What is known once this is committed."""
+        header = header_size(tag, payload)
+        return Known(version, tag, len(payload), header, self.manifest, self.end, payload)
+
+
+def plan(tag: str, payload: bytes, bases: Sequence[Known], *, fold: int | None) -> Grown | None:
+    """How to store a payload; None is whole.
+
+    `bases` are versions of the same channel, the likeliest to be shared with first. Every `fold`
+    loose rows become one; None never folds.
+    """
+    if "+" in tag or len(payload) < THRESHOLD:  # what is encrypted or compressed shares nothing
+        return None
+    # A base of less than the worthwhile part says nothing about the rest.
+    telling = [known for known in bases if WORTHWHILE * known.size >= len(payload)]
+    likest = _likest(tag, payload, telling)
+    if likest is None:
+        return renewed(payload) if len(payload) >= LARGE else None
+    base, shared = likest
+    if WORTHWHILE * sum(run.size for run in shared) < len(payload):
+        return None
+    if base.manifest is None or base.end is None or _overtaken(base.manifest, base.end, bases):
+        return renewed(payload)
+    return _appended(payload, base.manifest, base.end, shared, fold) or renewed(payload)
+
+
+def renewed(payload: bytes) -> Grown:
+    """A new chain with all of the payload."""
+    chain, size = token_bytes(CHAIN_BYTES), len(payload)
+    manifest = Manifest(chain, size, size, (Span(0, size),))
+    return Grown(manifest, None, End(_tip(chain, payload), size, ()), 0, payload)
+
+
+def _tip(before: bytes, appended: bytes) -> bytes:
+    tip = xxh3_128(before)
+    tip.update(appended)
+    return tip.digest()
+
+
+def _likest(tag: str, payload: bytes, bases: Sequence[Known]) -> tuple[Known, list[Run]] | None:
+    """The base to share with, and what; None where no base can tell."""
+    alike = [known for known in bases if known.tag == tag]
+    for base in alike:
+        if base.begins(payload):
+            size = base.size - base.header
+            return base, [Run(header_size(tag, payload), base.header, size)]
+    for base in alike:
+        if base.payload is not None:
+            return base, runs(tag, base.payload, payload)
+    return None
+
+
+def _overtaken(manifest: Manifest, end: End, bases: Iterable[Known]) -> bool:
+    """Whether the chain is known to be longer: the append would fail."""
+    return any(
+        known.end.length > end.length
+        for known in bases
+        if known.manifest and known.end and known.manifest.chain == manifest.chain
+    )
+
+
+def _appended(
+    payload: bytes, base: Manifest, end: End, shared: list[Run], fold: int | None
+) -> Grown | None:
+    """The payload in terms of the base's chain; None where a new chain is better."""
+    pieces, tail = _placed(_pieces(payload, base, shared), end.length)
+    size, length = len(payload), end.length + len(tail)
+    if len(pieces) > max(16, isqrt(size // 20)):
+        return None
+    if (
+        length - in_use([piece for piece in pieces if isinstance(piece, Span)])
+        > size + _DEAD_WEIGHT
+    ):
+        return None
+    start, data, loose = _row(payload, pieces, end, tail, fold)
+    manifest = Manifest(base.chain, size, loose[0] if loose else length, pieces)
+    after = End(_tip(end.tip, tail) if tail else end.tip, length, loose)
+    return Grown(manifest, end.tip, after, start, data, folds=start < end.length)
+
+
+def _pieces(payload: bytes, base: Manifest, shared: list[Run]) -> Iterator[Piece]:
+    """The payload as pieces of the base, and bytes for what is new."""
+    cutter, at = Cutter(base), 0
+    for run in shared:
+        if at < run.new:
+            yield payload[at : run.new]
+        yield from cutter.cut(run.old, run.old + run.size)
+        at = run.new + run.size
+    if at < len(payload):
+        yield payload[at:]
+
+
+def _placed(pieces: Iterable[Piece], length: int) -> tuple[tuple[Piece, ...], bytes]:
+    """The pieces with only short literals left, and the tail that the others are in."""
+    tail: list[bytes] = []
+    placed: list[Piece] = []
+    for piece in _merged(pieces):
+        if isinstance(piece, bytes) and len(piece) > LITERAL:
+            tail.append(piece)
+            placed.append(Span(length, length := length + len(piece)))
+        else:
+            placed.append(piece)
+    return tuple(_merged(placed)), b"".join(tail)
+
+
+def _merged(pieces: Iterable[Piece]) -> list[Piece]:
+    """The pieces, with neighbours joined where one continues the other."""
+    merged: list[Piece] = []
+    for piece in pieces:
+        last = merged[-1] if merged else None
+        if isinstance(piece, Span) and isinstance(last, Span) and last.stop == piece.start:
+            merged[-1] = Span(last.start, piece.stop)
+        elif isinstance(piece, bytes) and isinstance(last, bytes):
+            merged[-1] = last + piece
+        else:
+            merged.append(piece)
+    return merged
+
+
+def _row(
+    payload: bytes, pieces: tuple[Piece, ...], end: End, tail: bytes, fold: int | None
+) -> tuple[int, bytes, tuple[int, ...]]:
+    """The row to write, where it starts and its bytes, and the rows that are loose after it."""
+    if not tail or fold is None:
+        return end.length, tail, end.loose if fold else ()
+    loose = (*end.loose, end.length)
+    if len(loose) >= fold:
+        # Rows before bytes that the payload no longer has are never folded.
+        begins, data = covered_end(pieces, payload, end.length + len(tail))
+        loose = tuple(start for start in loose if start >= begins)
+        if len(loose) >= fold:
+            return loose[0], data[loose[0] - begins :], ()
+    return end.length, tail, loose
