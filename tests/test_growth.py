@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from math import isqrt
 from typing import Any
@@ -130,23 +131,23 @@ def packed(value: Any) -> bytes:
 # Histories
 
 
-@st.composite
-def histories(draw: st.DrawFn) -> Iterator[Any]:
-    """Changes of a value, each with who stores it and from which earlier version."""
-    change = st.tuples(
-        st.sampled_from(
-            "append append append edit remove trim insert reverse nest dict type shrink same".split()
-        ),
+KINDS = ["append", "append", "append", "edit", "remove", "trim", "insert"]
+KINDS += ["reverse", "nest", "dict", "type", "shrink", "same"]
+
+#: A change and its seed, the process, its parent, how the parent is known, whether it is undone
+#: without the process being told.
+steps_of_histories = st.lists(
+    st.tuples(
+        st.sampled_from(KINDS),
         st.integers(0, 2**32),
-    )
-    step = st.tuples(
-        change,
-        st.integers(0, 2),  # the process
+        st.integers(0, 2),
         st.sampled_from(["newest", "newest", "newest", "older"]),
         st.sampled_from(["remembers", "reads", "reads without the chain"]),
-        st.booleans(),  # whether the transaction is rolled back, unknown to the process
-    )
-    return draw(st.lists(step, min_size=1, max_size=40))
+        st.booleans(),
+    ),
+    min_size=1,
+    max_size=40,
+)
 
 
 def changed(value: Any, kind: str, seed: int) -> Any:
@@ -192,13 +193,13 @@ def changed(value: Any, kind: str, seed: int) -> Any:
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(histories(), st.sampled_from([None, 2, 16]), st.sampled_from([0, 20_000, 10**8]))
+@given(steps_of_histories, st.sampled_from([None, 2, 16]), st.sampled_from([0, 20_000, 10**8]))
 def test_every_version_reads_back_exactly(steps: Any, fold: int | None, payload_bytes: int) -> None:
     database = Database()
     processes = [Process(database, fold, payload_bytes=payload_bytes) for _ in range(3)]
     values: dict[str, Any] = {"0": [message(i, 400) for i in range(30)]}
     processes[0].put("0", packed(values["0"]))
-    for number, ((kind, seed), who, which, how, rolled_back) in enumerate(steps, 1):
+    for number, (kind, seed, who, which, how, rolled_back) in enumerate(steps, 1):
         process = processes[who]
         parent = str(seed % number) if which == "older" else max(values, key=int)
         if parent not in values:
@@ -215,3 +216,552 @@ def test_every_version_reads_back_exactly(steps: Any, fold: int | None, payload_
             values[str(number)] = value
         for version, expected in values.items():
             assert database.read(version)[0] == packed(expected)
+
+
+def test_histories_come_to_every_kind_of_plan() -> None:
+    """What the property above relies on: that its steps append, fold, lose races and start anew."""
+    rng, database = random.Random(1), Database()
+    processes = [Process(database, fold=4) for _ in range(2)]
+    value, folds = [message(i, 400) for i in range(30)], 0
+    for number in range(200):
+        process = rng.choice(processes)
+        if number and rng.random() < 0.6:
+            process.get(str(number - 1))
+        rows = sum(len(chain.rows) for chain in database.chains.values())
+        process.put(str(number), packed(value), str(number - 1))
+        folds += sum(len(chain.rows) for chain in database.chains.values()) < rows
+        kind = rng.choice(["append", "append", "append", "edit", "trim", "insert", "remove"])
+        value = changed(value, kind, number)
+    assert {"append", "new", "lost"} <= {kind for process in processes for kind in process.plans}
+    assert folds > 5
+
+
+# Manifests and rows
+
+
+def span(start: int, size: int) -> Span:
+    return Span(start, start + size)
+
+
+pieces = st.lists(
+    st.binary(min_size=1, max_size=80)
+    | st.builds(
+        lambda start, size: Span(start, start + size), st.integers(0, 2**62), st.integers(1, 2**40)
+    ),
+    max_size=30,
+)
+
+
+def manifest_of(parts: list[Any], loose: int = 0) -> Manifest:
+    size = sum(part.stop - part.start if isinstance(part, Span) else len(part) for part in parts)
+    return Manifest(b"c" * 16, size, loose, tuple(parts))
+
+
+@given(pieces, st.integers(0, 2**63 - 1))
+def test_a_manifest_comes_back(parts: list[Any], loose: int) -> None:
+    manifest = manifest_of(parts, loose)
+    assert Manifest.decode(manifest.encode()) == manifest
+    assert manifest.encode()[:16] == manifest.chain
+
+
+@given(st.binary(max_size=60))
+def test_bytes_that_are_no_manifest_are_a_value_error(junk: bytes) -> None:
+    try:
+        found = Manifest.decode(b"c" * 16 + junk)
+    except ValueError:
+        return
+    assert Manifest.decode(found.encode()) == found
+
+
+@pytest.mark.parametrize(
+    "flat",
+    [
+        None,
+        {},
+        "size",
+        [],
+        [3],
+        [3, 0],
+        [3, 0, b"ab"],
+        [3, 0, b"abcd"],
+        [3, 0, 0, 4],
+        [3, 0, 0],
+        [3, 0, 0, 3, 9],
+        [3, 0, b"abc", b""],
+        [3, 0, b"abc", 0, 0],
+        [3, 0, "abc"],
+        [3, 0, [0, 3]],
+        [3, 0, -1, 3],
+        [3, 0, 3, -3, 0, 6],
+        [3, 0, 0, 3.0],
+        [3.0, 0, 0, 3],
+        [True, 0, 0, 1],
+        [1, False, 0, 1],
+        [1, 0, False, 1],
+        [1, 0, 0, True],
+        [3, -1, b"abc"],
+        [3, None, b"abc"],
+        [3, 2**63, b"abc"],
+        [1, 0, 2**63 - 1, 1],
+        [-3, 0],
+    ],
+    ids=repr,
+)
+def test_a_malformed_manifest_is_refused(flat: Any) -> None:
+    with pytest.raises(ValueError, match="manifest"):
+        Manifest.decode(b"c" * 16 + packed(flat))
+
+
+def test_every_cut_or_lengthened_manifest_is_refused() -> None:
+    whole = manifest_of([b"abc", Span(5, 5000), Span(2, 3)], loose=5000).encode()
+    for blob in [*(whole[:stop] for stop in range(len(whole))), whole + b"\0"]:
+        with pytest.raises(ValueError, match="manifest"):
+            Manifest.decode(blob)
+
+
+def test_rows_beyond_the_spans_do_no_harm() -> None:
+    manifest = manifest_of([b"<", Span(3, 8), Span(12, 14), b">", Span(0, 1)])
+    rows = [(0, b"01"), (2, b"2345"), (6, b"67"), (8, b"8"), (12, b"cdef"), (99, b"z")]
+    assert assemble(manifest, rows) == b"<34567cd>0"
+    assert manifest.reach == Span(0, 14)
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [],
+        [(0, b"0123")],
+        [(5, b"567")],
+        [(0, b"0123"), (5, b"567")],
+        [(0, b"01234"), (4, b"4567")],
+        [(0, b"0123"), (4, b"4567"), (4, b"4567")],
+        [(4, b"4567"), (0, b"0123")],
+        [(100, b"0123")],
+    ],
+)
+def test_a_stretch_that_is_missing_or_there_twice_is_refused(rows: list[tuple[int, bytes]]) -> None:
+    with pytest.raises(ValueError, match="chain"):
+        assemble(manifest_of([Span(3, 7)]), rows)
+
+
+# Likeness
+
+
+@given(
+    st.lists(st.sampled_from([b"a", b"b", b"a" * 70, b"ab" * 50]), max_size=9).map(b"".join),
+    st.data(),
+)
+def test_what_is_common_is_all_that_is_common(old: bytes, data: st.DataObject) -> None:
+    new = old[data.draw(st.integers(0, len(old))) :] + data.draw(st.sampled_from([b"", b"c", old]))
+    most = min(len(old), len(new))
+    naive = next((n for n in range(most) if old[n] != new[n]), most)
+    assert common_front(old, 0, new, 0, most) == naive
+    naive = next((n for n in range(most) if old[-1 - n] != new[-1 - n]), most)
+    assert common_back(old, len(old), new, len(new), most) == naive
+
+
+def shares(old: Any, new: Any, tag: str = "msgpack") -> int:
+    """How many bytes of `new` are not taken from `old`."""
+    before, after = packed(old), packed(new)
+    found = runs(tag, before, after, 200)
+    reached = 0
+    for run in found:
+        assert run.new >= reached
+        assert after[run.new : run.new + run.size] == before[run.old : run.old + run.size]
+        reached = run.new + run.size
+    return len(after) - sum(run.size for run in found)
+
+
+ITEMS = [message(i) for i in range(200)]
+NEW = [message(i) for i in range(1000, 1010)]
+LONG = [message(i, 9000) for i in range(40)]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "fresh"),
+    [
+        (ITEMS[:15], ITEMS[:16], 1),  # the header grows from one byte to three
+        (ITEMS, [*ITEMS[5:], NEW[0]], 1),
+        (ITEMS, [*ITEMS[:50], NEW[0], *ITEMS[51:150], NEW[1], *ITEMS[151:]], 2),
+        (ITEMS, [*ITEMS[:50], *ITEMS[60:150], NEW[1], *ITEMS[150:]], 1),
+        (ITEMS, ITEMS[100:] + ITEMS[:100], 0),
+        (ITEMS, [*ITEMS[150:], NEW[0], *ITEMS[50:100], *ITEMS[:40]], 1),
+        ({"a": 1, "m": ITEMS, "z": 1}, {"a": 70000, "m": [*ITEMS, NEW[0]], "z": "w" * 40}, 1),
+        ([ITEMS[:90], ITEMS[90:]], [[*ITEMS[3:90], NEW[0]], [*ITEMS[99:], NEW[1]]], 2),
+        (msgpack.ExtType(5, packed(ITEMS)), msgpack.ExtType(5, packed([*ITEMS[1:], *NEW])), 10),
+        ([[[ITEMS]]], [[[[*ITEMS[1:], NEW[0]]]], "more"], 1),
+        (LONG, [*LONG[:9], *LONG[10:20], NEW[0], *LONG[21:]], 1),
+        (["x" * 30_000, *ITEMS], [*ITEMS, "x" * 30_000], 0),
+    ],
+)  # fmt: skip
+def test_only_what_is_new_is_new(old: Any, new: Any, fresh: int) -> None:
+    assert shares(old, new) <= 800 * fresh + 100
+
+
+def test_more_items_than_units_are_found_again() -> None:
+    many = [message(i, 200) for i in range(9000)]
+    assert shares(many, [*many[5:3000], NEW[0], *many[3001:], *NEW]) < 800 * 11 + 100
+
+
+@given(st.binary(max_size=3000), st.binary(max_size=3000), st.sampled_from(["msgpack", "bytes"]))
+def test_whatever_the_bytes_runs_are_true(old: bytes, new: bytes, tag: str) -> None:
+    for run in runs(tag, old + new, new[1000:] + old, 50):
+        assert (new[1000:] + old)[run.new :][: run.size] == (old + new)[run.old :][: run.size]
+
+
+def test_containers_nested_without_end_are_not_followed_down() -> None:
+    deep = b"\x91" * 900 + packed("x" * 5000)
+    assert Manifest.decode(renewed(deep).manifest.encode()).size == len(deep)
+    changed_inside = b"\x91" * 900 + packed("y" + "x" * 5000)
+    assert sum(run.size for run in runs("msgpack", deep, changed_inside, 50)) > 5000
+
+
+# When to store how
+
+
+def decided(*payloads: bytes, tag: str = "msgpack") -> list[str]:
+    process = Process(Database())
+    for number, payload in enumerate(payloads):
+        process.put(str(number), payload, str(number - 1), tag)
+    return process.plans
+
+
+def noise(seed: int, size: int) -> bytes:
+    """A payload of `size` bytes like no other."""
+    header = 3 if size < 2**16 + 3 else 5
+    return packed(random.Random(seed).randbytes(size - header))
+
+
+def test_small_values_stay_whole() -> None:
+    small = [packed("x" * (size - 3)) for size in range(THRESHOLD - 300, THRESHOLD, 100)]
+    assert set(decided(*small)) == {"whole"}
+
+
+def test_between_the_bounds_a_chain_starts_once_sharing_is_seen() -> None:
+    grows = [packed(ITEMS[: 20 + n]) for n in range(4)]
+    assert decided(*grows) == ["whole", "new", "append", "append"]
+    assert decided(*(noise(n, 20_000) for n in range(4))) == ["whole"] * 4
+
+
+def test_a_large_value_starts_a_chain_at_once() -> None:
+    assert decided(noise(1, LARGE - 1)) == ["whole"]
+    assert decided(noise(1, LARGE)) == ["new"]
+    assert decided(noise(1, 9000), noise(2, LARGE)) == ["whole", "new"]  # too small to tell
+    assert decided(noise(1, 20_000), noise(2, LARGE)) == ["whole", "whole"]
+    assert decided(packed(ITEMS), packed([*ITEMS, NEW[0]])) == ["new", "append"]
+
+
+def test_a_large_value_that_is_another_each_time_ends_up_whole() -> None:
+    assert decided(*(noise(n, 2 * LARGE) for n in range(5))) == ["new", *["whole"] * 4]
+
+
+def test_a_value_that_begins_to_grow_starts_a_chain() -> None:
+    grows = [packed([message(50 + n), *ITEMS[: 150 + n]]) for n in range(2)]
+    assert decided(noise(1, 2 * LARGE), noise(2, 2 * LARGE), *grows)[1:] == [
+        "whole",
+        "whole",
+        "new",
+    ]
+
+
+def test_what_is_encrypted_or_compressed_stays_whole() -> None:
+    grows = [packed(ITEMS[: 150 + n]) for n in range(3)]
+    assert decided(*grows, tag="msgpack+aes") == ["whole"] * 3
+
+
+def test_other_formats_share_what_they_begin_with() -> None:
+    assert decided(*(b"x" * size for size in (9000, 9500, 9900)), tag="json")[1:] == [
+        "new",
+        "append",
+    ]
+
+
+def test_a_base_of_another_tag_is_none() -> None:
+    base = Known.whole("1", "json", packed(ITEMS[:50]))
+    assert plan("msgpack", packed(ITEMS[:51]), [base], fold=None) is None
+
+
+def test_an_append_is_seen_without_the_payload() -> None:
+    before, after = packed(ITEMS), packed([*ITEMS, NEW[0]])
+    base = renewed(before).known("1", "msgpack", before).without_payload()
+    assert base.payload is None
+    grown = plan("msgpack", after, [base], fold=None)
+    assert grown is not None
+    assert grown.expects == base.end.tip
+    assert len(grown.data) < 800
+    edited = plan("msgpack", packed([NEW[0], *ITEMS]), [base], fold=None)
+    assert edited is not None
+    assert edited.expects is None, "what was there cannot be compared, so nothing is shared"
+
+
+def test_a_short_change_stays_in_the_manifest() -> None:
+    value = {f"key{n}": "value" * 20 for n in range(500)}
+    before = packed(value)
+    base = renewed(before).known("1", "msgpack", before)
+    grown = plan("msgpack", packed(value | {"key250": "other"}), [base], fold=16)
+    assert grown is not None
+    assert (grown.data, grown.end, grown.folds) == (b"", base.end, False)
+    assert len(grown.manifest.encode()) < 80
+
+
+def test_literals_that_add_up_move_to_the_chain() -> None:
+    database = Database()
+    process = Process(database)
+    value = [*ITEMS]
+    for number in range(100):
+        process.put(str(number), packed(value), str(number - 1))
+        value.append(number)
+    assert process.plans == ["new", *["append"] * 99]
+    assert len(database.versions["99"][1]) < 120
+
+
+# Races
+
+
+def two_appends(same_length: bool) -> tuple[Database, list[Process], list[bytes]]:
+    database = Database()
+    processes = [Process(database) for _ in range(2)]
+    processes[0].put("1", packed(ITEMS))
+    processes[1].get("1")
+    other = message(7777) if same_length else message(7777, 90)
+    return database, processes, [packed([*ITEMS, message(8888)]), packed([*ITEMS, other])]
+
+
+@pytest.mark.parametrize("same_length", [True, False])
+def test_a_rolled_back_append_is_not_built_upon(same_length: bool) -> None:
+    """The other process's append has the length of the lost one: only the tip tells them apart."""
+    database, (first, second), payloads = two_appends(same_length)
+    assert (len(payloads[0]) == len(payloads[1])) is same_length
+    kept = {name: Chain(c.tip, c.length, dict(c.rows)) for name, c in database.chains.items()}
+    first.put("2a", payloads[0], "1")
+    del database.versions["2a"]
+    database.chains = kept
+    second.put("2b", payloads[1], "1")
+    assert second.plans == ["append"]
+    first.put("3", packed([*ITEMS, message(8888), message(9999)]), "2a")
+    assert first.plans == ["new", "append", "lost"]
+    assert database.read("3")[0] == packed([*ITEMS, message(8888), message(9999)])
+    assert database.read("2b")[0] == payloads[1]
+
+
+def test_of_two_forks_one_appends_and_one_starts_anew() -> None:
+    database, (first, second), payloads = two_appends(same_length=True)
+    first.put("2a", payloads[0], "1")
+    second.put("2b", payloads[1], "1")
+    assert (first.plans[-1], second.plans[-1]) == ("append", "lost")
+    assert [database.read("2a")[0], database.read("2b")[0]] == payloads
+
+
+def test_a_fork_by_the_process_that_went_on_does_not_try_in_vain() -> None:
+    process = Process(Database())
+    process.put("1", packed(ITEMS))
+    process.put("2", packed([*ITEMS, NEW[0]]), "1")
+    process.put("2b", packed([*ITEMS, NEW[1]]), "1")
+    assert process.plans == ["new", "append", "new"]
+
+
+def test_a_reader_of_an_older_version_appends_at_the_chains_end() -> None:
+    database = Database()
+    writer, reader = Process(database), Process(database)
+    writer.put("1", packed(ITEMS))
+    writer.put("2", packed([*ITEMS, NEW[0]]), "1")
+    reader.get("1")
+    reader.put("2b", packed([*ITEMS, NEW[1]]), "1")
+    assert reader.plans == ["append"]
+    assert database.read("2b")[0] == packed([*ITEMS, NEW[1]])
+
+
+def test_without_the_chain_nothing_is_appended_but_growth_is_seen() -> None:
+    database = Database()
+    writer, reader = Process(database), Process(database)
+    for number in range(2):
+        writer.put(str(number), packed(ITEMS[: 20 + number]), str(number - 1))
+    reader.get("1", with_chain=False)
+    reader.put("2", packed(ITEMS[:23]), "1")
+    assert reader.plans == ["new"]
+
+
+# Folding
+
+
+@pytest.mark.parametrize("reads", [False, True])
+def test_every_so_many_rows_become_one(reads: bool) -> None:
+    database = Database()
+    most = 0
+    process = Process(database, fold=16)
+    for number in range(170):
+        if reads and number:
+            process = Process(database, fold=16)
+            process.get(str(number - 1))
+        process.put(str(number), packed(ITEMS[: 20 + number]), str(number - 1))
+        (chain,) = database.chains.values() or [Chain(b"", 0)]
+        most = max(most, len(chain.rows))
+    sizes = [len(data) for _, data in sorted(chain.rows.items())]
+    assert len(sizes) == 1 + 10 + 168 % 16
+    assert min(sizes[1:11]) > 15 * 600
+    assert most <= 1 + 10 + 15
+    assert database.written < 2.2 * len(packed(ITEMS[:190])) + 170 * 60
+
+
+def test_rows_are_folded_as_far_as_the_payload_has_them() -> None:
+    database = Database()
+    process = Process(database, fold=8)
+    value = [message(i) for i in range(50)]
+    for number in range(60):
+        process.put(str(number), packed(value), str(number - 1))
+        value = [*value, message(100 + number)]
+        if number % 20 == 19:
+            value[-3] = message(500 + number)  # what two appends ago was written is used no more
+    assert process.plans == ["whole", "new", *["append"] * 58]
+    (chain,) = database.chains.values()
+    assert len(chain.rows) < 1 + 7 + 3 * 7
+    assert max(len(data) for start, data in chain.rows.items() if start) > 7 * 600
+
+
+def test_nothing_is_folded_where_rows_are_not_slow() -> None:
+    database = Database()
+    process = Process(database, fold=None)
+    for number in range(60):
+        process.put(str(number), packed(ITEMS[: 120 + number]), str(number - 1))
+    (chain,) = database.chains.values()
+    assert len(chain.rows) == 60
+
+
+# What a step costs
+
+STEPS = 2000
+
+
+def costs(values: Iterator[Any], fold: int | None = 16) -> list[int]:
+    """How many bytes each step writes; some of the versions are read back."""
+    database = Database()
+    process = Process(database, fold)
+    written = []
+    for number, value in enumerate(values):
+        before, payload = database.written, packed(value)
+        process.put(str(number), payload, str(number - 1))
+        written.append(database.written - before)
+        if number % 100 == 99:
+            assert database.read(str(number))[0] == payload
+        if process.plans[-1] != "whole":
+            manifest = process.memory.recall(MESSAGES)[0].manifest
+            assert manifest
+            chain = database.chains[manifest.chain]
+            assert len(manifest.pieces) <= max(16, isqrt(len(payload) // 20))
+            assert chain.length <= 3 * len(payload) + 64 * 1024
+    return written
+
+
+def mean(numbers: list[int]) -> float:
+    return sum(numbers) / len(numbers)
+
+
+def test_an_append_costs_what_is_appended() -> None:
+    items = [message(i, 300) for i in range(STEPS)]
+    written = costs(items[: number + 1] for number in range(STEPS))
+    size = len(packed(items[0]))
+    assert mean(written[-500:]) < 2.5 * size  # once, once more in a fold, and the manifest
+    assert mean(written[-500:]) < 1.1 * mean(written[500:1000])
+    assert max(written[500:]) < 20 * size
+
+
+def test_a_sliding_window_costs_a_few_times_what_is_appended() -> None:
+    items = [message(i, 300) for i in range(STEPS)]
+    written = costs(items[max(0, number - 200) : number + 1] for number in range(STEPS))
+    size = len(packed(items[0]))
+    assert mean(written[-500:]) < 4 * size
+    assert mean(written[-500:]) < 1.3 * mean(written[500:1000])
+
+
+def test_edits_of_a_dict_cost_a_small_part_of_it() -> None:
+    def edited() -> Iterator[dict[str, str]]:
+        rng, value = random.Random(1), {f"key{n}": "value" * 20 for n in range(1000)}
+        for number in range(STEPS):
+            value = value | {f"key{rng.randrange(1000)}": f"edited {number} " * 3}
+            yield value
+
+    written = costs(edited())
+    whole = written[0]
+    assert mean(written[1:]) < whole / 20
+    assert mean(written[-500:]) < 1.3 * mean(written[1:501])
+
+
+# Memory
+
+
+def known(version: str, size: int = 10_000) -> Known:
+    return Known.whole(version, "msgpack", noise(int(version), size))
+
+
+def test_the_newest_come_first_and_the_version_asked_for_before_them() -> None:
+    memory = Memory(versions=3)
+    for version in "1234":
+        memory.remember(MESSAGES, known(version))
+    memory.remember(MESSAGES, known("3"))
+    assert [found.version for found in memory.recall(MESSAGES)] == ["3", "4", "2"]
+    assert [found.version for found in memory.recall(MESSAGES, "2")] == ["2", "3", "4"]
+    assert [found.payload is None for found in memory.recall(MESSAGES)] == [False, True, True]
+    assert memory.payload_bytes == 10_000
+
+
+def test_payloads_are_kept_within_their_budget_the_latest_used_longest() -> None:
+    memory = Memory(payload_bytes=25_000)
+    channels = [Channel("t", "", name) for name in "abc"]
+    for channel in channels[:2]:
+        memory.remember(channel, known("1"))
+    memory.recall(channels[0])
+    memory.remember(channels[2], known("1"))
+    kept = [memory.recall(channel)[0].payload is not None for channel in channels]
+    assert kept == [True, False, True]
+    assert memory.payload_bytes == 20_000
+    assert memory.recall(channels[1])[0].begins(known("1").payload or b"")
+
+
+def test_a_payload_over_the_budget_is_known_by_its_digest() -> None:
+    memory = Memory(payload_bytes=5_000)
+    memory.remember(MESSAGES, known("1"))
+    assert memory.recall(MESSAGES)[0].payload is None
+    assert memory.payload_bytes == 0
+
+
+def test_channels_are_forgotten_beyond_their_number() -> None:
+    memory = Memory(channels=10)
+    for number in range(30):
+        memory.remember(Channel(f"t{number}", "", "c"), known("1"))
+    assert sum(bool(memory.recall(Channel(f"t{n}", "", "c"))) for n in range(30)) == 10
+    assert memory.payload_bytes == 100_000
+
+
+def test_a_thread_is_forgotten_with_all_its_namespaces() -> None:
+    memory = Memory()
+    channels = [Channel("t", "", "a"), Channel("t", "sub", "a"), Channel("u", "", "a")]
+    for channel in channels:
+        memory.remember(channel, known("1"))
+    memory.forget("t")
+    assert [bool(memory.recall(channel)) for channel in channels] == [False, False, True]
+    assert memory.payload_bytes == 10_000
+
+
+def test_what_is_too_small_to_be_shared_with_is_not_kept() -> None:
+    memory = Memory()
+    memory.remember(MESSAGES, known("1", 500))
+    assert not memory.recall(MESSAGES)
+
+
+def test_threads_of_a_process_share_a_memory() -> None:
+    memory = Memory(payload_bytes=100_000, channels=20)
+
+    def work(seed: int) -> None:
+        rng = random.Random(seed)
+        for _ in range(500):
+            channel = Channel(f"t{rng.randrange(8)}", "", f"c{rng.randrange(4)}")
+            memory.recall(channel)
+            memory.remember(channel, known(str(rng.randrange(5))))
+            if rng.random() < 0.1:
+                memory.forget(channel.thread_id)
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, range(8)))
+    channels = [Channel(f"t{t}", "", f"c{c}") for t in range(8) for c in range(4)]
+    kept = [found for channel in channels for found in memory.recall(channel) if found.payload]
+    assert memory.payload_bytes == sum(found.size for found in kept) <= 100_000

@@ -7,18 +7,23 @@ allow. Runs are compared by their bytes: a digest only says where to look.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator
+from itertools import islice
 from typing import NamedTuple
 
-from ckpt_orm.growth.manifests import Span
-from ckpt_orm.growth.units import UNITS, Unit, grouped, units
+from ckpt_orm.growth.manifests import Span, size_of
+from ckpt_orm.growth.units import UNITS, Units, grouped, header_size, units
 
 #: A shorter run costs about as much as it saves.
 SHORTEST = 64
 
-#: At how many places a unit is tried that occurs more than once.
-_PLACES = 4
+#: In bytes. A change of no more than this that leaves the length alone is stepped over, a counter
+#: or the header of a container within, where at least so much is the same behind it.
+_STEP = 9
+_BEHIND = 512
+
+#: How many changes are stepped over: what has more of them is compared by units.
+_MOST_STEPS = 8
 
 
 class Run(NamedTuple):
@@ -29,18 +34,46 @@ class Run(NamedTuple):
     size: int
 
 
-def runs(tag: str, old: bytes, new: bytes) -> list[Run]:
-    """The runs that `new` shares with `old`, in the order of `new`, none overlapping there."""
-    most = min(len(old), len(new))
-    front = common_front(old, 0, new, 0, most)
-    back = common_back(old, len(old), new, len(new), most - front)
-    old_middle, new_middle = Span(front, len(old) - back), Span(front, len(new) - back)
-    found = [Run(0, 0, front)] if front else []
-    if min(old_middle.stop, new_middle.stop) - front > SHORTEST:
-        found += _moved(tag, old, new, old_middle, new_middle)
+def runs(tag: str, old: bytes, new: bytes, most: int) -> list[Run]:
+    """The runs that `new` shares with `old`, in the order of `new`, none overlapping there.
+
+    The search ends after about `most` runs.
+    """
+    found = list(islice(_from_the_front(tag, old, new), _MOST_STEPS))
+    front = found[-1] if found else Run(0, 0, 0)
+    old_middle = Span(front.old + front.size, len(old))
+    new_middle = Span(front.new + front.size, len(new))
+    back = common_back(old, len(old), new, len(new), min(map(size_of, (old_middle, new_middle))))
+    old_middle = Span(old_middle.start, len(old) - back)
+    new_middle = Span(new_middle.start, len(new) - back)
+    if min(map(size_of, (old_middle, new_middle))) > SHORTEST:
+        found += islice(_moved(tag, old, new, old_middle, new_middle), most)
     if back:
         found.append(Run(new_middle.stop, old_middle.stop, back))
     return found
+
+
+def _from_the_front(tag: str, old: bytes, new: bytes) -> Iterator[Run]:
+    """What both begin with, but for the header and for short changes."""
+    i, j, view = header_size(tag, old), header_size(tag, new), memoryview(new)
+    if old[:i] == new[:j]:
+        i = j = 0
+    step: int | None = 0
+    while step is not None:
+        i, j = i + step, j + step
+        size = common_front(old, i, new, j, min(len(old) - i, len(new) - j))
+        if size:
+            yield Run(j, i, size)
+        i, j = i + size, j + size
+        step = next(
+            (
+                step
+                for step in range(1, _STEP + 1)
+                if j + step + _BEHIND <= len(new)
+                and old.startswith(view[j + step : j + step + _BEHIND], i + step)
+            ),
+            None,
+        )
 
 
 def common_front(old: bytes, i: int, new: bytes, j: int, most: int) -> int:
@@ -76,18 +109,17 @@ def common_back(old: bytes, i: int, new: bytes, j: int, most: int) -> int:
 
 
 def _moved(tag: str, old: bytes, new: bytes, old_span: Span, new_span: Span) -> Iterator[Run]:
+    """What is in both, wherever it is: each unit of the new one is looked for in the old one."""
     olds, news = _units_of_both(tag, old, new, old_span, new_span)
-    places: defaultdict[int, list[int]] = defaultdict(list)
-    for start, digest in olds:
-        if len(places[digest]) < _PLACES:
-            places[digest].append(start)
+    last = dict(zip(olds.digests, olds.starts, strict=True))
+    first = dict(zip(reversed(olds.digests), reversed(olds.starts), strict=True))
     reached, most = new_span.start, new_span.stop
-    for start, digest in news:
-        if start < reached or digest not in places:
+    for start, digest in zip(news.starts, news.digests, strict=True):
+        if start < reached or digest not in first:
             continue
         size, place = max(
             (common_front(old, place, new, start, min(old_span.stop - place, most - start)), place)
-            for place in places[digest]
+            for place in {first[digest], last[digest]}
         )
         before = common_back(old, place, new, start, min(place - old_span.start, start - reached))
         if before + size >= SHORTEST:
@@ -97,9 +129,9 @@ def _moved(tag: str, old: bytes, new: bytes, old_span: Span, new_span: Span) -> 
 
 def _units_of_both(
     tag: str, old: bytes, new: bytes, old_span: Span, new_span: Span
-) -> tuple[list[Unit], list[Unit]]:
+) -> tuple[Units, Units]:
     olds, news = units(tag, old, old_span), units(tag, new, new_span)
-    bits = (max(len(olds), len(news)) // UNITS).bit_length()
+    bits = (max(len(olds.starts), len(news.starts)) // UNITS).bit_length()
     if bits:
         return grouped(old, olds, bits), grouped(new, news, bits)
     return olds, news

@@ -138,11 +138,10 @@ def assemble(manifest: Manifest, rows: Iterable[tuple[int, bytes]]) -> bytes:
     for piece in manifest.pieces:
         if isinstance(piece, Span):
             number = bisect_right(starts, piece.start) - 1
-            begins = starts[number] if number >= 0 else piece.stop
-            part = stretches[number][max(0, piece.start - begins) : piece.stop - begins]
-            if number < 0 or len(part) != piece.stop - piece.start:
+            if number < 0 or piece.stop > starts[number] + len(stretches[number]):
                 raise ValueError("a stretch of the chain is missing")
-            parts.append(part)
+            begins = starts[number]
+            parts.append(stretches[number][piece.start - begins : piece.stop - begins])
         else:
             parts.append(piece)
     return b"".join(parts)

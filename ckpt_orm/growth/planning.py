@@ -164,14 +164,12 @@ def _tip(before: bytes, appended: bytes) -> bytes:
 
 def _likest(tag: str, payload: bytes, bases: Sequence[Known]) -> tuple[Known, list[Run]] | None:
     """The base to share with, and what; None where no base can tell."""
-    alike = [known for known in bases if known.tag == tag]
-    for base in alike:
-        if base.begins(payload):
+    for base in bases:
+        if base.tag == tag and base.begins(payload):
             size = base.size - base.header
             return base, [Run(header_size(tag, payload), base.header, size)]
-    for base in alike:
-        if base.payload is not None:
-            return base, runs(tag, base.payload, payload)
+        if base.tag == tag and base.payload is not None:
+            return base, runs(tag, base.payload, payload, _most_pieces(len(payload)))
     return None
 
 
@@ -184,13 +182,18 @@ def _overtaken(manifest: Manifest, end: End, bases: Iterable[Known]) -> bool:
     )
 
 
+def _most_pieces(size: int) -> int:
+    """How many pieces a payload may consist of: as many as cost about what a new chain costs."""
+    return max(16, isqrt(size // 20))
+
+
 def _appended(
     payload: bytes, base: Manifest, end: End, shared: list[Run], fold: int | None
 ) -> Grown | None:
     """The payload in terms of the base's chain; None where a new chain is better."""
     pieces, tail = _placed(_pieces(payload, base, shared), end.length)
     size, length = len(payload), end.length + len(tail)
-    if len(pieces) > max(16, isqrt(size // 20)):
+    if len(pieces) > _most_pieces(size):
         return None
     if (
         length - in_use([piece for piece in pieces if isinstance(piece, Span)])

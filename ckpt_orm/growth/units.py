@@ -6,8 +6,8 @@ within an extension, and a long string into blocks. Any other payload is cut int
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from itertools import islice, pairwise
+from contextlib import suppress
+from itertools import pairwise
 from typing import NamedTuple
 
 import msgpack  # type: ignore[import-untyped]
@@ -18,8 +18,9 @@ from ckpt_orm.growth.manifests import Span
 #: About how many units a payload is compared by; where there are more, neighbours are grouped.
 UNITS = 4096
 
-#: How many ends are looked at. A container of more items than that is cut into blocks.
-_MOST_ENDS = 8 * UNITS
+#: A container of more items than `UNITS` is cut at them if they have about this many bytes each:
+#: looking at smaller ones would cost more than writing them again.
+_ITEM = 128
 
 #: How deep containers are cut. Each level reads its bytes once more.
 _DEPTH = 8
@@ -37,11 +38,14 @@ _STRINGS = {
 _HEADERS = _ARRAYS | _MAPS | _EXTENSIONS | _STRINGS
 
 
-class Unit(NamedTuple):
-    """A part of a payload: where it starts, and the xxh3_64 of its bytes."""
+class Units(NamedTuple):
+    """Parts of a payload in order: where each starts, and the xxh3_64 of its bytes.
 
-    start: int
-    digest: int
+    Two lists and not one of pairs: thousands of pairs at a time keep the garbage collector busy.
+    """
+
+    starts: list[int]
+    digests: list[int]
 
 
 def header_size(tag: str, payload: bytes) -> int:
@@ -49,71 +53,89 @@ def header_size(tag: str, payload: bytes) -> int:
     return _HEADERS.get(payload[0], 0) if tag == "msgpack" and payload else 0
 
 
-def units(tag: str, payload: bytes, window: Span) -> list[Unit]:
-    """The whole units of a payload that lie in a window of it, in order."""
-    ends = list(islice(_ends_within(tag, payload, window), _MOST_ENDS))
-    view = memoryview(payload)
-    return [Unit(start, xxh3_64_intdigest(view[start:stop])) for start, stop in pairwise(ends)]
+def units(tag: str, payload: bytes, window: Span) -> Units:
+    """The whole units of a payload that lie in a window of it."""
+    cutting = _Cutting(tag, memoryview(payload), window)
+    # Another format by the name of msgpack is cut as far as it can be read.
+    with suppress(ValueError, msgpack.UnpackException):
+        cutting.cut(0, len(payload), _DEPTH)
+    return _between(payload, cutting.ends)
 
 
-def grouped(payload: bytes, found: list[Unit], bits: int) -> list[Unit]:
+def grouped(payload: bytes, found: Units, bits: int) -> Units:
     """Neighbouring units as one: about every 2 to the power of `bits`.
 
     Where a group begins is decided by the unit there and not by its number, so that groups are the
     same ones again after a shift.
     """
     mask = (1 << bits) - 1
-    starts = [start for start, digest in found if not digest & mask]
+    return _between(payload, [s for s, digest in zip(*found, strict=True) if not digest & mask])
+
+
+def _between(payload: bytes, ends: list[int]) -> Units:
     view = memoryview(payload)
-    return [Unit(start, xxh3_64_intdigest(view[start:stop])) for start, stop in pairwise(starts)]
+    digests = [xxh3_64_intdigest(view[start:stop]) for start, stop in pairwise(ends)]
+    return Units(ends[:-1], digests)
 
 
-def _ends_within(tag: str, payload: bytes, window: Span) -> Iterator[int]:
-    try:
-        for end in _ends(tag, memoryview(payload), Span(0, len(payload)), window, _DEPTH):
-            if end > window.stop:
-                return
-            if end >= window.start:
-                yield end
-    except (ValueError, msgpack.UnpackException):
-        return  # another format by the name of msgpack, or one that ends early
+class _Cutting:
+    """Collects where the parts of a payload end, as far as they are in the window."""
 
+    def __init__(self, tag: str, view: memoryview, window: Span) -> None:
+        self.ends: list[int] = []
+        self._is_msgpack = tag == "msgpack"
+        self._view = view
+        self._window = window
+        self._grain = max(_BLOCK, len(view) // UNITS)
+        self._most_ends = min(8 * UNITS, max(UNITS, len(view) // _ITEM))
 
-def _ends(tag: str, view: memoryview, item: Span, window: Span, depth: int) -> Iterator[int]:
-    """Where the parts of an item end, in order, with the end of its header and its own."""
-    first = view[item.start] if tag == "msgpack" and depth else 0
-    body = Span(item.start + _HEADERS.get(first, 0), item.stop)
-    yield body.start
-    if first in _ARRAYS or first in _MAPS:
-        yield from _ends_of_items(tag, view, item, window, depth)
-    elif first in _EXTENSIONS and _is_one_item(view[body.start : body.stop]):
-        yield from _ends(tag, view, body, window, depth - 1)
-    else:
-        yield from range(body.start + _BLOCK, item.stop, _BLOCK)
-    yield item.stop
-
-
-def _ends_of_items(
-    tag: str, view: memoryview, item: Span, window: Span, depth: int
-) -> Iterator[int]:
-    unpacker = _unpacker(view[item.start : item.stop])
-    if view[item.start] in _ARRAYS:
-        count = unpacker.read_array_header()
-    else:
-        count = 2 * unpacker.read_map_header()
-    if count > _MOST_ENDS:
-        yield from range(item.start + _BLOCK, item.stop, _BLOCK)
-        return
-    grain = max(_BLOCK, len(view) // UNITS)
-    start = item.start + unpacker.tell()
-    for _ in range(count):
-        unpacker.skip()
-        stop = item.start + unpacker.tell()
-        if stop - start > grain and start < window.stop and stop > window.start:
-            yield from _ends(tag, view, Span(start, stop), window, depth - 1)
+    def cut(self, start: int, stop: int, depth: int) -> None:
+        """The item from `start` to `stop`: the end of its header, those of its parts, its own."""
+        first = self._view[start] if self._is_msgpack and depth else 0
+        body = start + _HEADERS.get(first, 0)
+        self._end(body)
+        if first in _ARRAYS or first in _MAPS:
+            self._cut_items(start, stop, depth)
+        elif first in _EXTENSIONS and _is_one_item(self._view[body:stop]):
+            self.cut(body, stop, depth - 1)
         else:
-            yield stop
-        start = stop
+            self._cut_blocks(body, stop)
+        self._end(stop)
+
+    def _cut_items(self, start: int, stop: int, depth: int) -> None:
+        unpacker = _unpacker(self._view[start:stop])
+        if self._view[start] in _ARRAYS:
+            count = unpacker.read_array_header()
+        else:
+            count = 2 * unpacker.read_map_header()
+        if len(self.ends) + count > self._most_ends:
+            self._cut_blocks(start, stop)
+            return
+        skip, tell, ends, window, grain = (
+            unpacker.skip,
+            unpacker.tell,
+            self.ends,
+            self._window,
+            self._grain,
+        )
+        begins = start + tell()
+        for _ in range(count):
+            skip()
+            end = start + tell()
+            if window.start <= end and begins <= window.stop:
+                if end - begins > grain:
+                    self.cut(begins, end, depth - 1)
+                elif end <= window.stop:
+                    ends.append(end)
+            begins = end
+
+    def _cut_blocks(self, start: int, stop: int) -> None:
+        for end in range(start + self._grain, stop, self._grain):
+            self._end(end)
+
+    def _end(self, end: int) -> None:
+        if self._window.start <= end <= self._window.stop and end not in self.ends[-1:]:
+            self.ends.append(end)
 
 
 def _is_one_item(view: memoryview) -> bool:
