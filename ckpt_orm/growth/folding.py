@@ -30,10 +30,10 @@ def covered_end(pieces: tuple[Piece, ...], payload: bytes, stop: int) -> tuple[i
     return start, b"".join(reversed(parts))
 
 
-def in_use(spans: list[Span]) -> int:
-    """How many bytes of the chain the spans cover; what two of them share counts once."""
+def in_use(pieces: tuple[Piece, ...]) -> int:
+    """How many bytes of the chain the pieces cover; what two of them share counts once."""
     total = reached = 0
-    for start, stop in sorted(spans):
+    for start, stop in sorted(piece for piece in pieces if isinstance(piece, Span)):
         total += max(0, stop - max(start, reached))
         reached = max(reached, stop)
     return total

@@ -12,7 +12,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from ckpt_orm.growth.manifests import Span, size_of
-from ckpt_orm.growth.units import UNITS, Units, grouped, header_size, units
+from ckpt_orm.growth.units import UNITS, Units, grouped, header_of, units
 
 #: A shorter run costs about as much as it saves.
 SHORTEST = 64
@@ -55,9 +55,8 @@ def runs(tag: str, old: bytes, new: bytes, most: int) -> list[Run]:
 
 def _from_the_front(tag: str, old: bytes, new: bytes) -> Iterator[Run]:
     """What both begin with, but for the header and for short changes."""
-    i, j, view = header_size(tag, old), header_size(tag, new), memoryview(new)
-    if old[:i] == new[:j]:
-        i = j = 0
+    headers, view = (header_of(tag, old), header_of(tag, new)), memoryview(new)
+    i, j = (0, 0) if headers[0] == headers[1] else map(len, headers)
     step: int | None = 0
     while step is not None:
         i, j = i + step, j + step

@@ -11,14 +11,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import isqrt
 from secrets import token_bytes
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from xxhash import xxh3_128, xxh3_128_digest
 
 from ckpt_orm.growth.folding import covered_end, in_use
 from ckpt_orm.growth.likeness import Run, runs
-from ckpt_orm.growth.manifests import CHAIN_BYTES, Cutter, Manifest, Piece, Span
-from ckpt_orm.growth.units import header_size
+from ckpt_orm.growth.manifests import CHAIN_BYTES, Cutter, Manifest, Piece, Span, size_of
+from ckpt_orm.growth.units import header_of
 
 #: In bytes. A smaller payload is always stored whole.
 THRESHOLD = 4 * 1024
@@ -32,15 +32,17 @@ LITERAL = 64
 #: What part of a payload must be shared with an earlier version: one in so many.
 WORTHWHILE = 4
 
-#: In bytes. A chain may hold this much beyond twice the payload.
+#: In bytes. A chain may hold this much beyond twice the payload; a row counts as some bytes more.
 _DEAD_WEIGHT = 64 * 1024
+_ROW_WEIGHT = 128
 
 
 class End(NamedTuple):
-    """The end of a chain: its tip, its length in bytes, and where its loose rows start."""
+    """The end of a chain: its tip, its length in bytes, its rows, and the starts of loose ones."""
 
     tip: bytes
     length: int
+    rows: int
     loose: tuple[int, ...]
 
 
@@ -55,7 +57,7 @@ class Known:
     version: str
     tag: str
     size: int
-    header: int
+    header: bytes
     manifest: Manifest | None
     end: End | None
     payload: bytes | None
@@ -64,7 +66,7 @@ class Known:
     @classmethod
     def whole(cls, version: str, tag: str, payload: bytes) -> Known:
         """A version that was stored or read whole."""
-        return cls(version, tag, len(payload), header_size(tag, payload), None, None, payload)
+        return cls(version, tag, len(payload), header_of(tag, payload), None, None, payload)
 
     @classmethod
     def read(
@@ -80,29 +82,31 @@ class Known:
     ) -> Known:
         """A version that was read as a log.
 
-        `starts` are those of the rows read, `length` and `tip` the chain's own, from the same
-        snapshot or a later one. Without these two nothing can be appended to the chain.
+        `starts` are those of the rows read, in order, `length` and `tip` what the chain is up to
+        the end of some row at or behind the spans, all from one snapshot. Without these two nothing
+        can be appended to the chain.
         """
         end = None
         if length is not None and tip is not None:
-            loose = tuple(start for start in starts if start >= manifest.loose)
-            end = End(tip, length, loose if loose[:1] == (manifest.loose,) else ())
-        return cls(version, tag, len(payload), header_size(tag, payload), manifest, end, payload)
+            rows = tuple(starts)
+            loose = rows[rows.index(manifest.loose) :] if manifest.loose in rows else ()
+            end = End(tip, length, len(rows), loose)
+        return cls(version, tag, len(payload), header_of(tag, payload), manifest, end, payload)
 
     def without_payload(self) -> Known:
         """The same in a few hundred bytes: that a later value begins with it can still be seen."""
         if self.payload is None:
             return self
-        digest = xxh3_128_digest(memoryview(self.payload)[self.header :])
+        digest = xxh3_128_digest(memoryview(self.payload)[len(self.header) :])
         return replace(self, payload=None, digest=digest)
 
     def begins(self, payload: bytes) -> bool:
         """Whether `payload`, of the same tag, is this value with something appended to it."""
-        start, size = header_size(self.tag, payload), self.size - self.header
+        start, size = len(header_of(self.tag, payload)), self.size - len(self.header)
         if len(payload) - start < size:
             return False
         if self.payload is not None:
-            return payload.startswith(memoryview(self.payload)[self.header :], start)
+            return payload.startswith(memoryview(self.payload)[len(self.header) :], start)
         return xxh3_128_digest(memoryview(payload)[start : start + size]) == self.digest
 
 
@@ -111,8 +115,9 @@ class Grown:
     """How a payload is stored as a log.
 
     The chain named by `manifest.chain` must have the tip `expects` (None: the chain is new) and
-    then gets `end`. `data` are its bytes from `start` on, to be written as one row; there is no row
-    to write where it is empty. `folds` says that this row replaces all rows from `start` on.
+    then gets `end`. `data` are its bytes from `start` on, to be written as one row; there always
+    are some, so that the row's key can decide a race. `folds` says that this row replaces all rows
+    from `start` on.
     """
 
     manifest: Manifest
@@ -124,7 +129,7 @@ class Grown:
 
     def known(self, version: str, tag: str, payload: bytes) -> Known:
         """What is known once this is committed."""
-        header = header_size(tag, payload)
+        header = header_of(tag, payload)
         return Known(version, tag, len(payload), header, self.manifest, self.end, payload)
 
 
@@ -153,7 +158,7 @@ def renewed(payload: bytes) -> Grown:
     """A new chain with all of the payload."""
     chain, size = token_bytes(CHAIN_BYTES), len(payload)
     manifest = Manifest(chain, size, size, (Span(0, size),))
-    return Grown(manifest, None, End(_tip(chain, payload), size, ()), 0, payload)
+    return Grown(manifest, None, End(_tip(chain, payload), size, 1, ()), 0, payload)
 
 
 def _tip(before: bytes, appended: bytes) -> bytes:
@@ -166,11 +171,17 @@ def _likest(tag: str, payload: bytes, bases: Sequence[Known]) -> tuple[Known, li
     """The base to share with, and what; None where no base can tell."""
     for base in bases:
         if base.tag == tag and base.begins(payload):
-            size = base.size - base.header
-            return base, [Run(header_size(tag, payload), base.header, size)]
+            return base, [_body(base, header_of(tag, payload))]
         if base.tag == tag and base.payload is not None:
             return base, runs(tag, base.payload, payload, _most_pieces(len(payload)))
     return None
+
+
+def _body(base: Known, header: bytes) -> Run:
+    """All of the base but its header, and that too if it is still the same."""
+    if header == base.header:
+        return Run(0, 0, base.size)
+    return Run(len(header), len(base.header), base.size - len(base.header))
 
 
 def _overtaken(manifest: Manifest, end: End, bases: Iterable[Known]) -> bool:
@@ -195,14 +206,12 @@ def _appended(
     size, length = len(payload), end.length + len(tail)
     if len(pieces) > _most_pieces(size):
         return None
-    if (
-        length - in_use([piece for piece in pieces if isinstance(piece, Span)])
-        > size + _DEAD_WEIGHT
-    ):
+    if length - in_use(pieces) + end.rows * _ROW_WEIGHT > size + _DEAD_WEIGHT:
         return None
     start, data, loose = _row(payload, pieces, end, tail, fold)
+    rows = end.rows + 1 - (len(end.loose) if start < end.length else 0)
     manifest = Manifest(base.chain, size, loose[0] if loose else length, pieces)
-    after = End(_tip(end.tip, tail) if tail else end.tip, length, loose)
+    after = End(_tip(end.tip, tail), length, rows, loose)
     return Grown(manifest, end.tip, after, start, data, folds=start < end.length)
 
 
@@ -219,16 +228,17 @@ def _pieces(payload: bytes, base: Manifest, shared: list[Run]) -> Iterator[Piece
 
 
 def _placed(pieces: Iterable[Piece], length: int) -> tuple[tuple[Piece, ...], bytes]:
-    """The pieces with only short literals left, and the tail that the others are in."""
+    """The pieces with only short literals left, and the tail that the others are in.
+
+    The tail is never empty: it takes the last literal, or a byte that nothing refers to.
+    """
+    placed = _merged(pieces)
+    literals = [number for number, piece in enumerate(placed) if isinstance(piece, bytes)]
     tail: list[bytes] = []
-    placed: list[Piece] = []
-    for piece in _merged(pieces):
-        if isinstance(piece, bytes) and len(piece) > LITERAL:
-            tail.append(piece)
-            placed.append(Span(length, length := length + len(piece)))
-        else:
-            placed.append(piece)
-    return tuple(_merged(placed)), b"".join(tail)
+    for number in [n for n in literals if size_of(placed[n]) > LITERAL] or literals[-1:]:
+        tail.append(cast(bytes, placed[number]))
+        placed[number] = Span(length, length := length + len(tail[-1]))
+    return tuple(_merged(placed)), b"".join(tail) or b"\0"
 
 
 def _merged(pieces: Iterable[Piece]) -> list[Piece]:
@@ -249,8 +259,8 @@ def _row(
     payload: bytes, pieces: tuple[Piece, ...], end: End, tail: bytes, fold: int | None
 ) -> tuple[int, bytes, tuple[int, ...]]:
     """The row to write, where it starts and its bytes, and the rows that are loose after it."""
-    if not tail or fold is None:
-        return end.length, tail, end.loose if fold else ()
+    if fold is None:
+        return end.length, tail, ()
     loose = (*end.loose, end.length)
     if len(loose) >= fold:
         # Rows before bytes that the payload no longer has are never folded.

@@ -48,9 +48,9 @@ class Units(NamedTuple):
     digests: list[int]
 
 
-def header_size(tag: str, payload: bytes) -> int:
-    """How many bytes at the front change when the value grows: the header of a msgpack item."""
-    return _HEADERS.get(payload[0], 0) if tag == "msgpack" and payload else 0
+def header_of(tag: str, payload: bytes) -> bytes:
+    """What changes at the front when the value grows: the header of a msgpack item."""
+    return payload[: _HEADERS.get(payload[0], 0)] if tag == "msgpack" and payload else b""
 
 
 def units(tag: str, payload: bytes, window: Span) -> Units:
