@@ -563,6 +563,19 @@ def test_a_rolled_back_append_is_not_built_upon(same_length: bool) -> None:
     assert database.read("2b")[0] == payloads[1]
 
 
+def test_a_tip_stands_for_all_of_a_chain_and_not_for_its_last_row() -> None:
+    database, (first, second), payloads = two_appends(same_length=True)
+    kept = dict(database.chains)
+    first.put("2a", payloads[0], "1")
+    first.put("3a", packed([*ITEMS, message(8888), message(9999)]), "2a")
+    database.chains = kept
+    second.put("2b", payloads[1], "1")
+    second.put("3b", packed([*ITEMS, message(7777), message(9999)]), "2b")
+    first.put("4", packed([*ITEMS, message(8888), message(9999), message(1)]), "3a")
+    assert first.plans[-1] == "lost"
+    assert database.read("4")[0] == packed([*ITEMS, message(8888), message(9999), message(1)])
+
+
 def test_of_two_forks_one_appends_and_one_starts_anew() -> None:
     database, (first, second), payloads = two_appends(same_length=True)
     first.put("2a", payloads[0], "1")

@@ -55,24 +55,24 @@ def runs(tag: str, old: bytes, new: bytes, most: int) -> list[Run]:
 
 def _from_the_front(tag: str, old: bytes, new: bytes) -> Iterator[Run]:
     """What both begin with, but for the header and for short changes."""
-    headers, view = (header_of(tag, old), header_of(tag, new)), memoryview(new)
+    headers = header_of(tag, old), header_of(tag, new)
     i, j = (0, 0) if headers[0] == headers[1] else map(len, headers)
-    step: int | None = 0
-    while step is not None:
-        i, j = i + step, j + step
-        size = common_front(old, i, new, j, min(len(old) - i, len(new) - j))
-        if size:
-            yield Run(j, i, size)
-        i, j = i + size, j + size
-        step = next(
-            (
-                step
-                for step in range(1, _STEP + 1)
-                if j + step + _BEHIND <= len(new)
-                and old.startswith(view[j + step : j + step + _BEHIND], i + step)
-            ),
-            None,
-        )
+    step = 0
+    while size := common_front(
+        old, i + step, new, j + step, min(len(old) - i, len(new) - j) - step
+    ):
+        yield Run(j + step, i + step, size)
+        i, j = i + step + size, j + step + size
+        step = _length_of_change(old, i, new, j)
+
+
+def _length_of_change(old: bytes, i: int, new: bytes, j: int) -> int:
+    """How far to step over a short change; where it is none, no step."""
+    view = memoryview(new)
+    for step in range(1, _STEP + 1):
+        if old.startswith(view[j + step : j + step + _BEHIND], i + step):
+            return step if j + step + _BEHIND <= len(new) else 0
+    return 0
 
 
 def common_front(old: bytes, i: int, new: bytes, j: int, most: int) -> int:

@@ -111,22 +111,15 @@ class _Cutting:
         if len(self.ends) + count > self._most_ends:
             self._cut_blocks(start, stop)
             return
-        skip, tell, ends, window, grain = (
-            unpacker.skip,
-            unpacker.tell,
-            self.ends,
-            self._window,
-            self._grain,
-        )
-        begins = start + tell()
+        begins = start + unpacker.tell()
         for _ in range(count):
-            skip()
-            end = start + tell()
-            if window.start <= end and begins <= window.stop:
-                if end - begins > grain:
+            unpacker.skip()
+            end = start + unpacker.tell()
+            if self._window.start <= end and begins <= self._window.stop:
+                if end - begins > self._grain:
                     self.cut(begins, end, depth - 1)
-                elif end <= window.stop:
-                    ends.append(end)
+                else:
+                    self._end(end)
             begins = end
 
     def _cut_blocks(self, start: int, stop: int) -> None:
