@@ -57,12 +57,11 @@ def _from_the_front(tag: str, old: bytes, new: bytes) -> Iterator[Run]:
     """What both begin with, but for the header and for short changes."""
     headers = header_of(tag, old), header_of(tag, new)
     i, j = (0, 0) if headers[0] == headers[1] else map(len, headers)
-    step = 0
-    while size := common_front(
-        old, i + step, new, j + step, min(len(old) - i, len(new) - j) - step
-    ):
-        yield Run(j + step, i + step, size)
-        i, j = i + step + size, j + step + size
+    step, most = 0, min(len(old) - i, len(new) - j)
+    while size := common_front(old, i + step, new, j + step, most - step):
+        i, j, most = i + step, j + step, most - step - size
+        yield Run(j, i, size)
+        i, j = i + size, j + size
         step = _length_of_change(old, i, new, j)
 
 
