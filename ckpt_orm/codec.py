@@ -37,6 +37,7 @@ from xxhash import xxh3_128_digest
 
 from ckpt_orm import documents
 from ckpt_orm.errors import CorruptCheckpoint, InvalidConfig
+from ckpt_orm.logs import Logs, payload_of, tag_of
 from ckpt_orm.rows import (
     EMPTY,
     Blob,
@@ -44,6 +45,7 @@ from ckpt_orm.rows import (
     FoundWrite,
     Key,
     PutRows,
+    Segments,
     Write,
     WriteRows,
     check_channels,
@@ -59,10 +61,11 @@ class Codec:
 
     Args:
         serde: the saver's serializer, read at call time because LangGraph and users replace it.
+        logs: told what is read, so that a later put can share its bytes; None: nobody is.
     """
 
-    def __init__(self, serde: SerializerProtocol) -> None:
-        self.serde = serde
+    def __init__(self, serde: SerializerProtocol, logs: Logs | None = None) -> None:
+        self.serde, self.logs = serde, logs
         # Only LangGraph's own plain serializer is known to hide nothing. With any other one, an
         # encrypting one above all, no value is left readable in the document.
         self.inlines = type(serde).dumps_typed is JsonPlusSerializer.dumps_typed
@@ -177,7 +180,7 @@ class Codec:
         for channel, version in versions.items():
             blob = found.blobs.get((channel, str(version)))
             if blob is not None and blob.type != EMPTY:
-                values[channel] = self.load_blob(found.key, blob)
+                values[channel] = self.load_blob(found.key, blob, found.segments)
         if found.sends:
             values[TASKS] = [self.load_write(found.key, send) for send in ordered(found.sends)]
             versions[TASKS] = max(versions.values(), key=_version_order, default=f"{1:032d}")
@@ -203,19 +206,24 @@ class Codec:
         """The value of one write."""
         return self._loads(write.type, write.blob, "checkpoint_writes", (*key, write.task_id))
 
-    def load_blob(self, key: Key, blob: Blob) -> Any:
-        """The value of one blob, its digest checked.
+    def load_blob(self, key: Key, blob: Blob, segments: Segments) -> Any:
+        """The value of one blob, its digest checked; `segments` hold it where it is a log.
 
         Raises:
             CorruptCheckpoint: where the payload is not what was written.
         """
         row = (key.thread_id, key.checkpoint_ns, blob.channel, blob.version)
-        payload = blob.blob or b""
+        try:
+            payload = payload_of(blob, segments)
+        except ValueError as error:
+            raise CorruptCheckpoint(f"checkpoint_blobs {row}", str(error)) from None
         if blob.digest is not None and xxh3_128_digest(payload) != blob.digest:
             raise CorruptCheckpoint(
                 f"checkpoint_blobs {row}", "the payload's digest is not the stored one"
             )
-        return self._loads(blob.type, payload, "checkpoint_blobs", row)
+        if self.logs is not None:
+            self.logs.read(key, blob, payload, segments)
+        return self._loads(tag_of(blob), payload, "checkpoint_blobs", row)
 
     # --- the serde ---
 

@@ -24,9 +24,10 @@ from enum import Enum
 from typing import Any, TypeAlias, TypeVar, cast
 from weakref import WeakKeyDictionary
 
+from ckpt_orm.forks import after_fork
 from ckpt_orm.operations import Operation
 from ckpt_orm.rows import PutRows, WriteRows
-from ckpt_orm.waiting import after_fork, to_its_end
+from ckpt_orm.waiting import to_its_end
 
 R = TypeVar("R")
 

@@ -133,15 +133,17 @@ class DataWouldBeLost(SchemaError):
 
     Args:
         table: its name, with its schema where one was given.
+        remedy: what to do with the rows, in words.
     """
 
-    def __init__(self, table: str) -> None:
-        super().__init__(table)
+    def __init__(self, table: str, remedy: str) -> None:
+        super().__init__(table, remedy)
 
     def __str__(self) -> str:
+        table, remedy = self.args
         return (
-            f"the downgrade would drop table {self.args[0]!r}, which has rows; "
-            "nothing was changed: delete them first, "
+            f"the downgrade would drop table {table!r}, which has rows; "
+            f"nothing was changed: {remedy}, "
             "or pass `--delete-data` (to alembic: `-x delete-data=yes`)"
         )
 

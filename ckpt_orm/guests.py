@@ -24,8 +24,9 @@ from sqlalchemy.exc import DBAPIError, UnboundExecutionError
 from sqlalchemy.orm import Session, scoped_session
 
 from ckpt_orm.errors import WrongEngine
+from ckpt_orm.failures import translated
 from ckpt_orm.operations import Access, Operation
-from ckpt_orm.runners import Runner, begins_itself, translated
+from ckpt_orm.runners import Runner, begins_itself
 from ckpt_orm.statements import dialect_named
 from ckpt_orm.waiting import in_thread, to_its_end
 
@@ -59,6 +60,7 @@ class GuestRunner:
         if hasattr(found, "registry"):
             found = found()
         self.host, self._guest = host, found
+        self.logs, self.statements = host.logs, host.statements
         self._is_async = hasattr(found, "sync_session") or hasattr(found, "sync_connection")
         if not self._is_async and not isinstance(found, (Session, Connection)):
             raise WrongEngine(

@@ -9,6 +9,7 @@ That ancestor's writes still count, since they produced its child; the target's 
 
 from __future__ import annotations
 
+from bisect import insort
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,7 +20,7 @@ from sqlalchemy import Connection
 from ckpt_orm import documents
 from ckpt_orm.codec import Codec
 from ckpt_orm.operations import reads
-from ckpt_orm.rows import Blob, FoundWrite, Key
+from ckpt_orm.rows import Blob, FoundWrite, Key, Segment
 from ckpt_orm.statements import Statements
 
 
@@ -31,6 +32,7 @@ class Step:
     seeded: bool
     checkpoint: str | None
     blob: Blob | None = None
+    segments: dict[tuple[str, bytes], list[Segment]] = field(default_factory=dict)
     writes: list[FoundWrite] = field(default_factory=list)
 
 
@@ -77,8 +79,12 @@ def walk(conn: Connection, st: Statements, key: Key, channels: tuple[str, ...]) 
     }
     for row in rows:
         if row.kind == "blob":
-            blob = Blob(row.channel, row.version, row.type, row.blob, row.digest)
+            blob = Blob(row.channel, row.version, row.type, row.blob, row.digest, row.chain)
             steps[row.channel, row.checkpoint_id].blob = blob
+        elif row.kind == "segment":
+            chain = steps[row.channel, row.checkpoint_id].segments
+            part = Segment(row.idx, row.blob, row.digest)
+            insort(chain.setdefault((row.channel, row.chain), []), part)
         elif row.kind == "write":
             write = FoundWrite(row.task_path, row.task_id, row.idx, row.channel, row.type, row.blob)
             steps[row.channel, row.checkpoint_id].writes.append(write)
@@ -105,6 +111,6 @@ def _history(codec: Codec, walk: Walk, channel: str) -> DeltaChannelHistory:
 
 def _seed(codec: Codec, key: Key, channel: str, step: Step) -> Any:
     if step.blob is not None:
-        return codec.load_blob(key, step.blob)
+        return codec.load_blob(key, step.blob, step.segments)
     document = codec.load_document(key, step.checkpoint or "{}")
     return document["channel_values"][channel]

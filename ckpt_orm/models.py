@@ -1,9 +1,9 @@
-"""The tables, as declarative models: three of them, with the official PostgresSaver's names.
+"""The tables, as declarative models: the official PostgresSaver's three, and one of our own.
 
 Each table is a mixin, so that it can be mapped on any `DeclarativeBase`; `Checkpoint`,
-`CheckpointBlob` and `CheckpointWrite` are the default mapping, and `declare` maps them once more
-under another schema or prefix. Nothing executes here. The database itself is born by the Alembic
-revisions, which never import this file; a test compares the two.
+`CheckpointBlob`, `CheckpointWrite` and `CheckpointSegment` are the default mapping, and `declare`
+maps them once more under another schema or prefix. Nothing executes here. The database itself is
+born by the Alembic revisions, which never import this file; a test compares the two.
 
 Mapped on an application's own base, the tables are the application's: its columns may stand beside
 ours, its naming convention holds, and its own revisions make them.
@@ -21,6 +21,7 @@ from typing import Any, ClassVar, NamedTuple, cast
 
 from sqlalchemy import (
     JSON,
+    BigInteger,
     DateTime,
     Integer,
     LargeBinary,
@@ -142,7 +143,13 @@ class CheckpointBlobMixin(_TableArgs):
     )
     blob: Mapped[bytes | None] = mapped_column(LargeBinary, doc="The serialized value.")
     digest: Mapped[bytes | None] = mapped_column(
-        LargeBinary, doc="xxh3_128 of `blob`, 16 bytes, checked on every read; None = not known."
+        LargeBinary, doc="xxh3_128 of the value, 16 bytes, checked on every read; None = not known."
+    )
+    chain: Mapped[bytes | None] = mapped_column(
+        LargeBinary, doc="The chain of segments that holds the value, None where `blob` does."
+    )
+    stop: Mapped[int | None] = mapped_column(
+        BigInteger, doc="Where that chain ended when the value was stored; it needs nothing beyond."
     )
 
 
@@ -168,8 +175,24 @@ class CheckpointWriteMixin(_TableArgs):
     )
 
 
+class CheckpointSegmentMixin(_TableArgs):
+    """One row per addition to a chain: the bytes that the versions of a growing value share."""
+
+    __key__ = ("thread_id", "checkpoint_ns", "channel", "chain", "start")
+
+    thread_id: Mapped[str] = mapped_column(Id)
+    checkpoint_ns: Mapped[str] = mapped_column(Id, server_default=text("''"))
+    channel: Mapped[str] = mapped_column(Id, doc="The channel's name.")
+    chain: Mapped[bytes] = mapped_column(LargeBinary, doc="A random id, 16 bytes.")
+    start: Mapped[int] = mapped_column(BigInteger, doc="Where in its chain the data begin.")
+    data: Mapped[bytes] = mapped_column(LargeBinary, doc="Bytes of serialized values.")
+    digest: Mapped[bytes] = mapped_column(
+        LargeBinary, doc="Stands for all of the chain up to here, however it came to be; 16 bytes."
+    )
+
+
 class Base(DeclarativeBase):
-    """The registry of the default models; its metadata holds the three tables and nothing else."""
+    """The registry of the default models; its metadata holds their tables and nothing else."""
 
 
 class Checkpoint(CheckpointMixin, Base):
@@ -190,18 +213,25 @@ class CheckpointWrite(CheckpointWriteMixin, Base):
     __tablename__ = "checkpoint_writes"
 
 
+class CheckpointSegment(CheckpointSegmentMixin, Base):
+    """The default model of the table `checkpoint_segments`."""
+
+    __tablename__ = "checkpoint_segments"
+
+
 class Models(NamedTuple):
     """The models of one set of tables, each a mapped class with the mixin of its name."""
 
     checkpoint: type[CheckpointMixin]
     blob: type[CheckpointBlobMixin]
     write: type[CheckpointWriteMixin]
+    segment: type[CheckpointSegmentMixin]
 
     @property
-    def tables(self) -> tuple[Table, Table, Table]:
-        """checkpoints, checkpoint_blobs, checkpoint_writes: what statements are built over."""
-        checkpoint, blob, write = (cast(Any, model).__table__ for model in self)
-        return checkpoint, blob, write
+    def tables(self) -> tuple[Table, Table, Table, Table]:
+        """checkpoints, checkpoint_blobs, …_writes, …_segments: what statements are built over."""
+        checkpoint, blob, write, segment = (cast(Any, model).__table__ for model in self)
+        return checkpoint, blob, write, segment
 
     @property
     def metadata(self) -> MetaData:
@@ -222,7 +252,7 @@ class Models(NamedTuple):
         return self == DEFAULT or issubclass(self.checkpoint, _Packaged)
 
 
-DEFAULT = Models(Checkpoint, CheckpointBlob, CheckpointWrite)
+DEFAULT = Models(Checkpoint, CheckpointBlob, CheckpointWrite, CheckpointSegment)
 
 
 def declare(
@@ -303,4 +333,5 @@ def _mapped(
         model(CheckpointMixin, Checkpoint, *extra),
         model(CheckpointBlobMixin, CheckpointBlob),
         model(CheckpointWriteMixin, CheckpointWrite),
+        model(CheckpointSegmentMixin, CheckpointSegment),
     )

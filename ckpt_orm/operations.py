@@ -17,8 +17,10 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 from sqlalchemy import Connection
 from sqlalchemy.sql.base import Executable
 
-from ckpt_orm import documents, lanes
-from ckpt_orm.rows import Blob, Found, FoundWrite, Key, PutRows, Write, WriteRows
+from ckpt_orm import lanes
+from ckpt_orm.logs import ChainMoved
+from ckpt_orm.parcels import parcel_of
+from ckpt_orm.rows import Blob, Found, FoundWrite, Key, PutRows, Segment, Tail, Write, WriteRows
 from ckpt_orm.statements import Page, Statements
 
 P = ParamSpec("P")
@@ -124,6 +126,11 @@ def _fetch_in_steps(conn: Connection, st: Statements, key: Key) -> Found | None:
     at = key._replace(checkpoint_id=checkpoint_id)
     params = {**at._asdict(), "document": document}
     blobs = lanes.execute(conn, st, st.BLOBS_OF_DOCUMENT, params)
+    segments = {
+        (blob.channel, blob.chain): segments_below(conn, st, params, blob)
+        for blob in (Blob(*row) for row in blobs)
+        if blob.chain is not None
+    }
     writes = lanes.execute(conn, st, st.WRITES_OF_CHECKPOINT, params)
     sends: Sequence[Any] = ()
     if is_old and parent:
@@ -135,9 +142,19 @@ def _fetch_in_steps(conn: Connection, st: Statements, key: Key) -> Found | None:
         document,
         metadata,
         {row[:2]: Blob(*row) for row in blobs if row[0] is not None},
+        segments,
         [FoundWrite(*row) for row in writes],
         [FoundWrite(*row) for row in sends],
     )
+
+
+def segments_below(
+    conn: Connection, st: Statements, thread: Mapping[str, Any], blob: Blob
+) -> list[Segment]:
+    """The segments of a blob's chain, as far as it needs them."""
+    of_chain = {"channel": blob.channel, "chain": blob.chain, "stop": blob.stop}
+    rows = lanes.execute(conn, st, st.SEGMENTS_OF_CHAIN, {**thread, **of_chain})
+    return [Segment(*row) for row in rows]
 
 
 @reads
@@ -153,7 +170,11 @@ def page(
 
 @stores
 def put(conn: Connection, st: Statements, rows: PutRows) -> None:
-    """Store a checkpoint with its blobs."""
+    """Store a checkpoint with its blobs.
+
+    Raises:
+        ChainMoved: where a log is not what its tail follows; nothing is stored then.
+    """
     params = {
         **rows.key._asdict(),
         "parent_checkpoint_id": rows.parent_checkpoint_id,
@@ -165,10 +186,43 @@ def put(conn: Connection, st: Statements, rows: PutRows) -> None:
         params |= rows.filled
         thread |= rows.filled
     if rows.blobs and not st.dialect.stores_each:
-        lanes.execute(conn, st, st.PUT, params | _packed(rows.blobs))
+        _put_at_once(conn, st, params, rows)
         return
+    for tail in rows.tails:
+        add_segment(conn, st, thread, tail)
     store(conn, st, st.BLOBS, thread, rows.blobs)
     lanes.execute(conn, st, st.CHECKPOINT, params)
+
+
+def _put_at_once(
+    conn: Connection, st: Statements, params: Mapping[str, Any], rows: PutRows
+) -> None:
+    expected = len(rows.tails)
+    params = {**params, **parcel_of(rows.blobs, rows.tails), "expected": expected}
+    if any(tail.follows is not None for tail in rows.tails):
+        if lanes.execute(conn, st, st.PUT_FOLLOWING, params)[0][0] != expected:
+            raise ChainMoved
+    else:
+        lanes.execute(conn, st, st.PUT_STARTING if rows.tails else st.PUT, params)
+
+
+def add_segment(conn: Connection, st: Statements, thread: Mapping[str, Any], tail: Tail) -> None:
+    """Add to a chain.
+
+    Raises:
+        ChainMoved: where it is not what the tail follows.
+    """
+    if not st.dialect.stores_each:
+        packed = {**thread, **parcel_of((), [tail])}
+        if not conn.execute(st.SEGMENTS, packed).rowcount:
+            raise ChainMoved
+        return
+    params = {**thread, **tail._asdict()}
+    lanes.execute(conn, st, st.FOLDING_SEGMENTS if tail.folds else st.SEGMENTS, params)
+    if tail.follows is not None and not lanes.execute(conn, st, st.CHANGES, {})[0][0]:
+        raise ChainMoved
+    if tail.folds:
+        lanes.execute(conn, st, st.FOLDED, {**params, "stop": tail.start + len(tail.data)})
 
 
 @stores
@@ -180,9 +234,11 @@ def put_writes(conn: Connection, st: Statements, rows: WriteRows) -> None:
     store(conn, st, st.WRITES, task, rows.writes)
 
 
-@writes
+@changes
 def delete_thread(conn: Connection, st: Statements, thread_id: str) -> None:
     """Remove all rows of a thread, in every namespace."""
+    # A put that is adding to a chain is waited for: what it has stored needs the rest of the chain.
+    conn.execute(st.HOLD_CHAINS, {"of_thread": thread_id})
     for statement in st.DELETE_THREAD:
         lanes.execute(conn, st, statement, {"thread_id": thread_id})
 
@@ -198,38 +254,27 @@ def store(
     if st.dialect.stores_each:
         lanes.execute_many(conn, st, statement, [{**params, **row._asdict()} for row in rows])
     elif rows:
-        lanes.execute(conn, st, statement, {**params, **_packed(rows)})
-
-
-def _packed(rows: Sequence[Blob | Write]) -> dict[str, Any]:
-    """The parameters of rows: their cells, each with where its payload starts (from 1), its size.
-
-    A digest stands behind its payload.
-    """
-    cells: list[dict[str, Any]] = []
-    parts: list[bytes] = []
-    start = 1
-    for row in rows:
-        cell = row._asdict()
-        payload, digest = cell.pop("blob"), cell.pop("digest", None)
-        cells.append(cell | {"start": start, "size": None if payload is None else len(payload)})
-        parts += (payload or b"", digest or b"")
-        start += len(parts[-2]) + len(parts[-1])
-    return {"rows": documents.encode(cells), "payload": b"".join(parts)}
+        lanes.execute(conn, st, statement, {**params, **parcel_of(rows)})
 
 
 def _assemble(rows: Sequence[Any]) -> list[Found]:
     """The checkpoints among the rows of a reading, newest first, each with what belongs to it."""
     blobs: dict[tuple[str, str], dict[tuple[str, str], Blob]] = defaultdict(dict)
+    segments: dict[tuple[str, str], dict[tuple[str, bytes], list[Segment]]] = defaultdict(
+        lambda: defaultdict(list)
+    )
     writes: dict[Key, list[FoundWrite]] = defaultdict(list)
     sends: dict[Key, list[FoundWrite]] = defaultdict(list)
     found: list[tuple[Key, str | None, str, str]] = []
     # Unpacked in the order of FOUND: a name would be looked up for each cell of each row.
     for row in rows:
         kind, thread, ns, checkpoint_id, parent, channel, version, path, task, idx = row[:10]
-        type_, blob, digest, checkpoint, metadata = row[10:]
+        type_, blob, digest, checkpoint, metadata, chain = row[10:]
         if kind == "blob":
-            blobs[thread, ns][channel, version] = Blob(channel, version, type_, blob, digest)
+            blobs[thread, ns][channel, version] = Blob(channel, version, type_, blob, digest, chain)
+            continue
+        if kind == "segment":
+            segments[thread, ns][channel, chain].append(Segment(idx, blob, digest))
             continue
         key = Key(thread, ns, checkpoint_id)
         if kind == "checkpoint":
@@ -237,9 +282,21 @@ def _assemble(rows: Sequence[Any]) -> list[Found]:
         else:
             of_kind = writes if kind == "write" else sends
             of_kind[key].append(FoundWrite(path, task, idx, channel, type_, blob))
+    for of_thread in segments.values():
+        for of_chain in of_thread.values():
+            of_chain.sort()
     found.sort(key=lambda row: row[0][:2])
     found.sort(key=lambda row: row[0].checkpoint_id or "", reverse=True)
     return [
-        Found(key, parent, checkpoint, metadata, blobs[key[:2]], writes[key], sends[key])
+        Found(
+            key,
+            parent,
+            checkpoint,
+            metadata,
+            blobs[key[:2]],
+            segments[key[:2]],
+            writes[key],
+            sends[key],
+        )
         for key, parent, checkpoint, metadata in found
     ]

@@ -16,7 +16,8 @@ import json
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from secrets import token_bytes
+from typing import Any, NamedTuple
 
 from sqlalchemy import Connection
 
@@ -25,6 +26,7 @@ from ckpt_orm.errors import InvalidConfig
 from ckpt_orm.operations import Operation, changes, delete_thread
 from ckpt_orm.rows import SENDS_WITH_CHECKPOINT
 from ckpt_orm.statements import Statements
+from ckpt_orm.statements.dialects import CHAIN_SIZE
 
 #: The metadata entry in which LangGraph counts, per DeltaChannel, the steps since its last value.
 DELTA_COUNTERS = "counters_since_delta_snapshot"
@@ -155,8 +157,15 @@ def delete_for_runs(conn: Connection, st: Statements, run_ids: Sequence[str]) ->
 @changes
 def copy_thread(conn: Connection, st: Statements, source: str, target: str) -> None:
     """Copy all rows of a thread that the other one does not have."""
+    threads = _copying(source, target)
     for copy in st.COPIES:
-        conn.execute(copy, {"source": source, "target": target})
+        conn.execute(copy, threads)
+    collect(conn, st, target)
+
+
+def _copying(source: str, target: str) -> dict[str, Any]:
+    """From where, to where, and what tells the chains of this copy from all others."""
+    return {"source": source, "target": target, "salt": token_bytes(CHAIN_SIZE // 2)}
 
 
 @changes
@@ -164,7 +173,7 @@ def copy_latest(conn: Connection, st: Statements, source: str, target: str) -> N
     """Copy the latest checkpoint of each namespace, and what it needs, as `prune` would keep it."""
     skeleton = skeleton_of(conn, st, source)
     needed = skeleton.needed(skeleton.latest().values())
-    threads = {"source": source, "target": target}
+    threads = _copying(source, target)
     blobs = [
         {**threads, "of_ns": ns, "of_channel": channel, "of_version": version}
         for ns, channel, version in skeleton.blobs(needed)
@@ -174,6 +183,8 @@ def copy_latest(conn: Connection, st: Statements, source: str, target: str) -> N
     kept = [parent.checkpoint_id if parent in needed else None for parent in parents]
     with_parents = [{**row, "of_parent": of} for row, of in zip(places, kept, strict=True)]
     lanes.execute_many(conn, st, st.BLOB_COPY, blobs)
+    conn.execute(st.SEGMENTS_COPY, threads)
+    collect(conn, st, target)
     lanes.execute_many(conn, st, st.WRITES_COPY, places)
     lanes.execute_many(conn, st, st.CHECKPOINT_COPY, with_parents)
 
@@ -248,6 +259,13 @@ def reduction(skeleton: Skeleton, kept: Iterable[Place]) -> Reduction:
     return Reduction(gone, garbage, [p for p in needed if skeleton.bones[p].parent in gone])
 
 
+def collect(conn: Connection, st: Statements, thread_id: str) -> None:
+    """Delete the chains of a thread that no blob refers to any more."""
+    # Locked first, seen afterwards: a put that is adding to a chain has then stored its blob too.
+    conn.execute(st.HOLD_CHAINS, {"of_thread": thread_id})
+    conn.execute(st.DEAD_SEGMENTS, {"of_thread": thread_id})
+
+
 def reduce(conn: Connection, st: Statements, thread_id: str, goes: Reduction) -> None:
     """Delete by key what goes from a thread: a statement per namespace, and per channel in it."""
     places: dict[str, list[str]] = defaultdict(list)
@@ -263,5 +281,6 @@ def reduce(conn: Connection, st: Statements, thread_id: str, goes: Reduction) ->
     for (ns, channel), ids in versions.items():
         named = {"of_thread": thread_id, "of_ns": ns, "of_channel": channel}
         conn.execute(st.BLOBS_AT, {**named, "ids": documents.encode(ids)})
+    collect(conn, st, thread_id)
     roots = [{"of_thread": thread_id, "of_ns": ns, "of_id": at} for ns, at in goes.roots]
     lanes.execute_many(conn, st, st.WITHOUT_PARENT, roots)

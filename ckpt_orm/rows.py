@@ -15,6 +15,7 @@ from langgraph.checkpoint.base import ChannelVersions, Checkpoint
 
 from ckpt_orm import documents
 from ckpt_orm.errors import InvalidConfig
+from ckpt_orm.growth import Grown
 
 #: The tag of a blob that says "this version of the channel holds no value".
 EMPTY = "empty"
@@ -60,6 +61,44 @@ class Blob(NamedTuple):
     type: str
     blob: bytes | None
     digest: bytes | None
+    chain: bytes | None = None
+    stop: int | None = None
+
+
+class Segment(NamedTuple):
+    """A row of checkpoint_segments within its chain."""
+
+    start: int
+    data: bytes
+    digest: bytes
+
+
+#: The segments of a thread and namespace, in order, by channel and chain.
+Segments = Mapping[tuple[str, bytes], Sequence[Segment]]
+
+
+class Tail(NamedTuple):
+    """A segment that is to be stored with a version of a channel.
+
+    It starts the chain where `follows` is None, else it comes after the segment of that digest, or
+    takes the place of the last ones, that one included.
+    """
+
+    channel: str
+    version: str
+    chain: bytes
+    start: int
+    data: bytes
+    digest: bytes
+    follows: bytes | None
+    folds: bool
+
+
+class Log(NamedTuple):
+    """A version that is stored as a log: its row, were it whole, and how its bytes are kept."""
+
+    blob: Blob
+    grown: Grown
 
 
 class Write(NamedTuple):
@@ -72,7 +111,10 @@ class Write(NamedTuple):
 
 
 class PutRows(NamedTuple):
-    """What `put` stores; `filled` are the parameters of an application's own columns."""
+    """What `put` stores; with logs there is one or None for each blob, and a tail for each log.
+
+    `filled` are the parameters of an application's own columns.
+    """
 
     key: Key
     parent_checkpoint_id: str | None
@@ -80,11 +122,14 @@ class PutRows(NamedTuple):
     metadata: str
     blobs: list[Blob]
     filled: Mapping[str, Any] = NOTHING
+    tails: Sequence[Tail] = ()
+    logs: Sequence[Log | None] = ()
 
     @property
     def size(self) -> int:
         """About how many bytes are sent."""
-        return len(self.checkpoint) + sum(len(b.blob or b"") for b in self.blobs)
+        values = sum(len(b.blob or b"") for b in self.blobs)
+        return len(self.checkpoint) + values + sum(len(tail.data) for tail in self.tails)
 
 
 class WriteRows(NamedTuple):
@@ -124,6 +169,7 @@ class Found(NamedTuple):
     checkpoint: str
     metadata: str
     blobs: Mapping[tuple[str, str], Blob]
+    segments: Segments
     writes: Sequence[FoundWrite]
     sends: Sequence[FoundWrite]
 

@@ -6,26 +6,16 @@
 The two are the only twins below the saver. A single statement runs in AUTOCOMMIT on Postgres (one
 round trip, no BEGIN and COMMIT), several run in one transaction. What failed for a reason that
 passes runs again, since every operation is idempotent; an error that stays is translated here,
-once, by its code and never by its text.
+once.
 """
 
 from __future__ import annotations
 
-import sqlite3
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
-from typing import Any, ParamSpec, TypeVar, cast
+from typing import Any, Literal, ParamSpec, TypeVar, cast
 
 from sqlalchemy import Connection, Engine
-from sqlalchemy.exc import (
-    DBAPIError,
-    InterfaceError,
-    OperationalError,
-    SQLAlchemyError,
-    StatementError,
-)
-from sqlalchemy.exc import TimeoutError as PoolTimeout
+from sqlalchemy.exc import DBAPIError
 from tenacity import (
     AsyncRetrying,
     Retrying,
@@ -44,7 +34,9 @@ from ckpt_orm.engines import (
     check_shareable,
     is_prepared,
 )
-from ckpt_orm.errors import CheckpointError, DatabaseError, DatabaseUnavailable, WrongEngine
+from ckpt_orm.errors import InvalidConfig, WrongEngine
+from ckpt_orm.failures import is_missing, passes, translated
+from ckpt_orm.logs import Logs, Shelf
 from ckpt_orm.models import Models
 from ckpt_orm.operations import Access, Operation
 from ckpt_orm.statements import statements_for
@@ -52,6 +44,10 @@ from ckpt_orm.waiting import Turns, in_thread
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+#: How values that grow are stored.
+Growth = Literal["append", "whole"] | None
+_GROWS: dict[Growth, bool | None] = {"append": True, "whole": False, None: None}
 
 #: How a failure that passes is retried: up to 5 runs, some 3 seconds in all.
 RETRY: dict[str, Any] = {
@@ -70,6 +66,10 @@ class Runner:
         engine: serves sync callers, and async ones where there is no other.
         async_engine: serves async callers.
         owned: whether the engines were made for this runner, and end with it.
+        growth: how values that grow are stored; None is as the tables were made for.
+
+    Raises:
+        InvalidConfig: for any other word.
     """
 
     def __init__(
@@ -78,6 +78,7 @@ class Runner:
         engine: Engine | None,
         async_engine: LoopEngines | GivenEngine | None,
         owned: bool,
+        growth: Growth = None,
     ) -> None:
         if engine is not None:
             check_shareable(engine)
@@ -97,6 +98,9 @@ class Runner:
         self._turns = Turns(engine, async_engine)
         self._lines = Lines(self.statements.dialect.leaders)
         self._ready = False
+        if growth not in _GROWS:
+            raise InvalidConfig(f"growth={growth!r} is not known: use 'append', 'whole' or None")
+        self.logs = Logs(Shelf(self.statements.dialect.fold, _GROWS[growth]))
 
     def run(self, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Run an operation on the sync engine, in this thread.
@@ -235,11 +239,14 @@ class Runner:
         """Refuse tables this release cannot work with, unless they were found right before."""
         if not self._ready:
             migrations.check_models(conn, self._models)
+            if self.logs.shelf.on is None:
+                self.logs.shelf.on = not migrations.is_adopted(conn, *self._models.place)
             self._ready = True
 
     def set_up(self, conn: Connection) -> None:
         """Bring the tables to this release's revision; see `migrations.setup_models`."""
         migrations.setup_models(conn, self._models)
+        self.look(conn)
 
     def _begin(self, conn: Connection, access: Access) -> None:
         begin = self.statements.dialect.begin
@@ -305,69 +312,3 @@ def begins_itself(driver: Any) -> bool:
 
 #: What `sqlite3.Connection.autocommit` is, since Python 3.12, where nobody has set it.
 LEGACY = -1
-
-# --- errors ---
-
-#: A failure that another run may not meet: serialization, deadlock, a server that stops or starts.
-PASSING = {"40001", "40P01", "57P01", "57P02", "57P03"}
-
-#: A table or column is not there: undefined table, column, schema; SQLite has one code for all.
-MISSING = {"42P01", "42703", "3F000", "SQLITE_ERROR"}
-
-
-def code_of(error: DBAPIError) -> str:
-    """The SQLSTATE, or SQLite's name of the error; "" where the driver has none."""
-    fields = next(iter(getattr(error.orig, "args", ())), None)
-    if isinstance(fields, dict):  # pg8000: the server's message, by its field letters
-        return str(fields.get("C", ""))
-    for name in ("sqlstate", "pgcode", "sqlite_errorname"):
-        if code := getattr(error.orig, name, None):
-            return str(code)
-    return ""
-
-
-def passes(error: BaseException) -> bool:
-    """Whether the whole operation is worth another run.
-
-    Where something was missing, that run looks at the schema first. A pool that had no connection
-    to give has waited long enough already.
-    """
-    return is_missing(error) or (is_unavailable(error) and not isinstance(error, PoolTimeout))
-
-
-def is_missing(error: BaseException) -> bool:
-    """Whether a table or column may not be there."""
-    if not isinstance(error, DBAPIError):
-        return False
-    without_code = isinstance(error.orig, sqlite3.Error) and not code_of(error)
-    return without_code or code_of(error) in MISSING
-
-
-def is_unavailable(error: BaseException) -> bool:
-    """Whether the database could not be reached, or not be had for oneself."""
-    if isinstance(error, DBAPIError):
-        code = code_of(error)
-        return (
-            error.connection_invalidated
-            or code.startswith(("08", "SQLITE_BUSY", "SQLITE_LOCKED"))
-            or code in PASSING
-            # What no server has reported happened on the way to it.
-            or (not code and isinstance(error, (OperationalError, InterfaceError)))
-        )
-    return isinstance(error, (OSError, PoolTimeout)) and not isinstance(error, CheckpointError)
-
-
-@contextmanager
-def translated(operation: str) -> Iterator[None]:
-    """Turn a driver's error into ours, the original as its cause."""
-    try:
-        yield
-    except (SQLAlchemyError, OSError) as error:
-        if isinstance(error, CheckpointError):
-            raise
-        if isinstance(error, StatementError):
-            error.hide_parameters = True  # its text would show what was to be stored
-        code = code_of(error) if isinstance(error, DBAPIError) else ""
-        kind = type(getattr(error, "orig", None) or error).__name__
-        wrapper = DatabaseUnavailable if is_unavailable(error) else DatabaseError
-        raise wrapper(operation, code, kind) from error

@@ -33,10 +33,11 @@ from ckpt_orm.columns import fillings, tenants_of, values_of
 from ckpt_orm.engines import GivenEngine, LoopEngines, create, engines_of
 from ckpt_orm.errors import InvalidConfig
 from ckpt_orm.finding import Finding, check_limit, page_size
+from ckpt_orm.logs import ChainMoved
 from ckpt_orm.models import Models, declare
 from ckpt_orm.operations import Selection
-from ckpt_orm.rows import Key, check_key, key_of
-from ckpt_orm.runners import Runner
+from ckpt_orm.rows import Key, PutRows, WriteRows, check_key, key_of
+from ckpt_orm.runners import Growth, Runner
 from ckpt_orm.tenants import TenantRunner, for_tenant, inside
 from ckpt_orm.upkeep import Upkeep
 
@@ -77,6 +78,9 @@ class SQLAlchemySaver(Finding, Upkeep, BaseCheckpointSaver[str]):
         table_prefix: what the tables' names begin with.
         models: the models of the tables, on the application's own base (see `declare`), instead of
             a schema and prefix; the application's own revisions make such tables.
+        growth: "append" stores of a value that grows, such as a list of messages, what it grew by;
+            "whole" stores each version as the official savers do, and they can read it. None is
+            "append", except in tables that were a PostgresSaver's. Both read what either wrote.
 
     Raises:
         ValueError: for models as well as a schema or prefix, or of which only some have a tenant.
@@ -98,11 +102,12 @@ class SQLAlchemySaver(Finding, Upkeep, BaseCheckpointSaver[str]):
         schema: str | None = None,
         table_prefix: str = "",
         models: Models | None = None,
+        growth: Growth = None,
     ) -> None:
         super().__init__(serde=serde)
         sync, given = engines_of(engine, async_engine)
         wrapped = None if given is None else GivenEngine(given)
-        self._run_on(_models(models, schema, table_prefix), sync, wrapped, owned=False)
+        self._run_on(_models(models, schema, table_prefix), sync, wrapped, growth, owned=False)
 
     @classmethod
     def from_url(
@@ -113,6 +118,7 @@ class SQLAlchemySaver(Finding, Upkeep, BaseCheckpointSaver[str]):
         schema: str | None = None,
         table_prefix: str = "",
         models: Models | None = None,
+        growth: Growth = None,
         pooler: Literal["transaction"] | None = None,
         **engine_kwargs: Any,
     ) -> Self:
@@ -129,6 +135,7 @@ class SQLAlchemySaver(Finding, Upkeep, BaseCheckpointSaver[str]):
             schema: as for the class.
             table_prefix: as for the class.
             models: as for the class.
+            growth: as for the class.
             pooler: "transaction" where the URL is that of a pooler such as PgBouncer which gives
                 each transaction another connection: nothing is prepared for a later one then.
             **engine_kwargs: handed to `create_engine`, such as pool_size or connect_args.
@@ -142,7 +149,7 @@ class SQLAlchemySaver(Finding, Upkeep, BaseCheckpointSaver[str]):
         BaseCheckpointSaver.__init__(saver, serde=serde)
         engine = create(url, pooler, **engine_kwargs)
         sync, loops = (None, engine) if isinstance(engine, LoopEngines) else (engine, None)
-        saver._run_on(_models(models, schema, table_prefix), sync, loops, owned=True)
+        saver._run_on(_models(models, schema, table_prefix), sync, loops, growth, owned=True)
         return saver
 
     def _run_on(
@@ -150,13 +157,14 @@ class SQLAlchemySaver(Finding, Upkeep, BaseCheckpointSaver[str]):
         models: Models,
         engine: Engine | None,
         async_engine: LoopEngines | GivenEngine | None,
+        growth: Growth,
         *,
         owned: bool,
     ) -> None:
         self._models, self._fillings = models, fillings(models.tables)
         tenants = tenants_of(models.tables)
         self._has_own = bool(self._fillings or tenants)
-        runner = Runner(models, engine, async_engine, owned)
+        runner = Runner(models, engine, async_engine, owned, growth)
         self._runner = TenantRunner(runner, tenants[models.tables[0]]) if tenants else runner
 
     def _filled(self, config: RunnableConfig) -> dict[str, Any]:
@@ -295,12 +303,12 @@ class SQLAlchemySaver(Finding, Upkeep, BaseCheckpointSaver[str]):
             SchemaNotReady: before the tables are set up.
         """
         found = self._runner.run(operations.fetch, self._key(config))
-        return None if found is None else Codec(self.serde).decode(found)
+        return None if found is None else Codec(self.serde, self._runner.logs).decode(found)
 
     async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
         """`get_tuple`, for async callers."""
         found = await self._runner.arun(operations.fetch, self._key(config))
-        return None if found is None else Codec(self.serde).decode(found)
+        return None if found is None else Codec(self.serde, self._runner.logs).decode(found)
 
     async def aget(self, config: RunnableConfig) -> Checkpoint | None:
         """`get`, for async callers: the checkpoint of `aget_tuple`."""
@@ -415,10 +423,13 @@ class SQLAlchemySaver(Finding, Upkeep, BaseCheckpointSaver[str]):
         Raises:
             InvalidConfig: for an id, channel or version that cannot be stored.
         """
-        rows = Codec(self.serde).encode_put(config, checkpoint, metadata, new_versions)
-        if self._has_own:
-            rows = rows._replace(filled=self._filled(config))
-        self._runner.run(operations.put, rows)
+        rows = self._encode_put(config, checkpoint, metadata, new_versions)
+        try:
+            self._runner.run(operations.put, rows)
+        except ChainMoved:
+            rows = self._runner.logs.renewed(rows)
+            self._runner.run(operations.put, rows)
+        self._runner.logs.stored(rows)
         return rows.key.config()
 
     async def aput(
@@ -429,11 +440,18 @@ class SQLAlchemySaver(Finding, Upkeep, BaseCheckpointSaver[str]):
         new_versions: ChannelVersions,
     ) -> RunnableConfig:
         """`put`, for async callers."""
-        rows = Codec(self.serde).encode_put(config, checkpoint, metadata, new_versions)
-        if self._has_own:
-            rows = rows._replace(filled=self._filled(config))
-        await self._runner.arun(operations.put, rows)
+        rows = self._encode_put(config, checkpoint, metadata, new_versions)
+        try:
+            await self._runner.arun(operations.put, rows)
+        except ChainMoved:
+            rows = self._runner.logs.renewed(rows)
+            await self._runner.arun(operations.put, rows)
+        self._runner.logs.stored(rows)
         return rows.key.config()
+
+    def _encode_put(self, config: RunnableConfig, *given: Any) -> PutRows:
+        rows = self._runner.logs.split(Codec(self.serde).encode_put(config, *given))
+        return rows._replace(filled=self._filled(config)) if self._has_own else rows
 
     def put_writes(
         self,
@@ -456,9 +474,7 @@ class SQLAlchemySaver(Finding, Upkeep, BaseCheckpointSaver[str]):
         Raises:
             InvalidConfig: without a checkpoint_id, or for an id that cannot be stored.
         """
-        rows = Codec(self.serde).encode_writes(config, writes, task_id, task_path)
-        if self._has_own:
-            rows = rows._replace(filled=self._filled(config))
+        rows = self._encode_writes(config, writes, task_id, task_path)
         if rows.writes:
             self._runner.run(operations.put_writes, rows)
 
@@ -470,9 +486,7 @@ class SQLAlchemySaver(Finding, Upkeep, BaseCheckpointSaver[str]):
         task_path: str = "",
     ) -> None:
         """`put_writes`, for async callers."""
-        rows = Codec(self.serde).encode_writes(config, writes, task_id, task_path)
-        if self._has_own:
-            rows = rows._replace(filled=self._filled(config))
+        rows = self._encode_writes(config, writes, task_id, task_path)
         if rows.writes:
             await self._runner.arun(operations.put_writes, rows)
 
@@ -494,6 +508,10 @@ class SQLAlchemySaver(Finding, Upkeep, BaseCheckpointSaver[str]):
                 "versions that get_next_version() returns"
             ) from None
         return f"{number + 1:032d}.{random.randrange(10**16):016d}"
+
+    def _encode_writes(self, config: RunnableConfig, *given: Any) -> WriteRows:
+        rows = Codec(self.serde).encode_writes(config, *given)
+        return rows._replace(filled=self._filled(config)) if self._has_own else rows
 
     # --- deleting and copying ---
 

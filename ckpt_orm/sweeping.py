@@ -50,7 +50,8 @@ class Swept:
         checkpoints: rows of checkpoints.
         writes: rows of their writes.
         blobs: rows of blobs that no remaining checkpoint refers to.
-        bytes: the payload of those writes and blobs.
+        segments: rows of chains that no remaining blob refers to.
+        bytes: the payload of those writes, blobs and segments.
         skipped: threads that another sweep was at, or a run had woken: the next sweep sees them.
     """
 
@@ -59,6 +60,7 @@ class Swept:
     checkpoints: int = 0
     writes: int = 0
     blobs: int = 0
+    segments: int = 0
     bytes: int = 0
     skipped: int = 0
 

@@ -38,6 +38,7 @@ class TenantRunner:
 
     def __init__(self, host: Runner | GuestRunner, column: Column[Any], tenant: Any = None) -> None:
         self.host, self.column, self.tenant = host, column, tenant
+        self.logs, self.statements = host.logs.of(tenant), host.statements
         rule = rule_of(column)
         self._key = rule.key if rule else column.key
 

@@ -13,10 +13,11 @@ from typing import Any, TypeVar
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import BaseCheckpointSaver
 
-from ckpt_orm import compacting, sweeping, verifying
+from ckpt_orm import compacting, packing, sweeping, verifying
 from ckpt_orm.codec import Codec
 from ckpt_orm.columns import Filling, values_of
 from ckpt_orm.errors import InvalidConfig
+from ckpt_orm.packing import Packed
 from ckpt_orm.policies import Retention
 from ckpt_orm.rows import Key, key_of
 from ckpt_orm.sweeping import Plan, Progress, Steps, Swept
@@ -53,7 +54,7 @@ class Upkeep(BaseCheckpointSaver[str]):
             on_progress: called with a `Progress` now and then.
 
         Returns:
-            What went: checkpoints, writes, blobs, and the bytes of the latter two's payloads.
+            What went: checkpoints, writes, blobs, segments, and the bytes of their payloads.
 
         Raises:
             InvalidConfig: for a batch below 1.
@@ -145,6 +146,44 @@ class Upkeep(BaseCheckpointSaver[str]):
         filled = values_of(self._fillings, config)
         done = await self._runner.arun(compacting.snapshot, key_of(at), blobs, filled)
         return channels if done else []
+
+    def pack(self, *, on_progress: Callable[[Packed], object] | None = None) -> Packed:
+        """Store the values that are there as `growth="append"` would have, thread by thread.
+
+        May run beside live runs, and be stopped at any moment; the next one goes on. Afterwards the
+        official saver cannot read those values: `unpack` them for it.
+
+        Args:
+            on_progress: called with what was done so far after each thread.
+
+        Returns:
+            How many values are stored in another way now.
+        """
+        return self._drive(self._pack(on_progress))
+
+    async def apack(self, *, on_progress: Callable[[Packed], object] | None = None) -> Packed:
+        """`pack`, for async callers."""
+        return await self._adrive(self._pack(on_progress))
+
+    def unpack(self, *, on_progress: Callable[[Packed], object] | None = None) -> Packed:
+        """Store all values whole again, thread by thread, as `growth="whole"` does.
+
+        Give that to the savers first, or they go on storing logs.
+
+        Args:
+            on_progress: called with what was done so far after each thread.
+
+        Returns:
+            How many values are stored in another way now.
+        """
+        return self._drive(packing.unpack(on_progress))
+
+    async def aunpack(self, *, on_progress: Callable[[Packed], object] | None = None) -> Packed:
+        """`unpack`, for async callers."""
+        return await self._adrive(packing.unpack(on_progress))
+
+    def _pack(self, on_progress: Callable[[Packed], object] | None) -> Steps[Packed]:
+        return packing.pack(self._runner.statements.dialect.fold, on_progress)
 
     def _verify(
         self,

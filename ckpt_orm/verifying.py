@@ -11,8 +11,8 @@ their checkpoint. What is missing or broken can only be told; it has to come fro
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timedelta
 from functools import partial
@@ -24,10 +24,10 @@ from ckpt_orm import documents
 from ckpt_orm.anatomy import Anatomy
 from ckpt_orm.codec import Codec
 from ckpt_orm.errors import CorruptCheckpoint
-from ckpt_orm.operations import changes, reads
+from ckpt_orm.operations import changes, reads, segments_below
 from ckpt_orm.policies import born_at
 from ckpt_orm.retention import Place, Reduction, reduce
-from ckpt_orm.rows import Blob, FoundWrite, Key
+from ckpt_orm.rows import Blob, FoundWrite, Key, Segment, Segments
 from ckpt_orm.statements import Statements
 from ckpt_orm.sweeping import Steps
 
@@ -163,6 +163,23 @@ def blobs_after(
 
 
 @reads
+def segments_of(
+    conn: Connection, st: Statements, thread_id: str, blobs: Sequence[tuple[Any, ...]]
+) -> Mapping[str, Segments]:
+    """The segments of some blobs of a thread, by namespace; each once, however many need it."""
+    stops: dict[tuple[str, str, bytes], int] = defaultdict(int)
+    for ns, channel, *_, chain, stop in blobs:
+        if chain is not None:
+            stops[ns, channel, chain] = max(stops[ns, channel, chain], stop)
+    found: dict[str, dict[tuple[str, bytes], list[Segment]]] = defaultdict(dict)
+    for (ns, channel, chain), stop in stops.items():
+        blob = Blob(channel, "", "", None, None, chain, stop)
+        of_thread = {"thread_id": thread_id, "checkpoint_ns": ns}
+        found[ns][channel, chain] = segments_below(conn, st, of_thread, blob)
+    return found
+
+
+@reads
 def writes_after(
     conn: Connection, st: Statements, thread_id: str, after: tuple[Any, ...]
 ) -> list[tuple[Any, ...]]:
@@ -244,10 +261,11 @@ def _payloads(codec: Codec, thread_id: str, report: Report) -> Steps[None]:
     """Decode all payloads of a thread."""
     after: tuple[Any, ...] = ("", "", "")
     while rows := (yield blobs_after, (thread_id, after)):
+        chains: Mapping[str, Segments] = yield segments_of, (thread_id, rows)
         for ns, *row in rows:
-            key = Key(thread_id, ns, None)
+            key, blob = Key(thread_id, ns, None), Blob(*row)
             where = "checkpoint_blobs", (thread_id, ns, *row[:2])
-            report.add(_decoded(*where, partial(codec.load_blob, key, Blob(*row))))
+            report.add(_decoded(*where, partial(codec.load_blob, key, blob, chains[ns])))
         report.payloads += len(rows)
         after = rows[-1][: len(after)]
     last: tuple[Any, ...] = ("", "", "", LEAST)

@@ -14,13 +14,14 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext, suppress
 from functools import lru_cache
-from typing import Any, Protocol, TypeVar
-from weakref import WeakKeyDictionary, WeakSet
+from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
 
 from sqlalchemy import Engine
 from sqlalchemy.pool import StaticPool
 
 from ckpt_orm.engines import GivenEngine, LoopEngines
+from ckpt_orm.forks import after_fork
 from ckpt_orm.operations import Access
 
 R = TypeVar("R")
@@ -85,29 +86,8 @@ def threads() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(max_workers=32, thread_name_prefix="ckpt_orm")
 
 
-class Renewed(Protocol):
-    """What a child process begins anew: it has none of its parent's threads to wait for."""
-
-    def renew(self) -> None:
-        """Begin with nobody in it."""
-
-
-_RENEWED: WeakSet[Renewed] = WeakSet()
-
-
-def after_fork(of: Renewed) -> None:
-    """Have something renewed in a child process."""
-    _RENEWED.add(of)
-
-
-def _renew() -> None:
-    threads.cache_clear()
-    for each in list(_RENEWED):
-        each.renew()
-
-
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_renew)
+    os.register_at_fork(after_in_child=threads.cache_clear)
 
 
 async def to_its_end(coroutine: Awaitable[R]) -> R:

@@ -13,6 +13,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, relationship
 from ckpt_orm import (
     CheckpointBlobMixin,
     CheckpointMixin,
+    CheckpointSegmentMixin,
     CheckpointWriteMixin,
     Models,
     from_config,
@@ -79,7 +80,12 @@ class AgentWrite(CheckpointWriteMixin, Base):
     user_id: Mapped[int | None] = from_config("user_id")
 
 
-MODELS = Models(AgentCheckpoint, AgentBlob, AgentWrite)
+class AgentSegment(CheckpointSegmentMixin, Base):
+    __tablename__ = "agent_segments"
+    org: Mapped[UUID | None] = from_config("org")
+
+
+MODELS = Models(AgentCheckpoint, AgentBlob, AgentWrite, AgentSegment)
 
 
 def create(url: URL, metadata: MetaData, *statements: Any) -> None:

@@ -106,6 +106,6 @@ def emptied(url: URL) -> URL:
         url,
         "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity "
         "WHERE datname = current_database() AND pid <> pg_backend_pid()",
-        "TRUNCATE checkpoints, checkpoint_blobs, checkpoint_writes",
+        "TRUNCATE checkpoints, checkpoint_blobs, checkpoint_writes, checkpoint_segments",
     )
     return url

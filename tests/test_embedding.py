@@ -288,6 +288,7 @@ from ckpt_orm import (
     Checkpoint,
     CheckpointBlobMixin,
     CheckpointMixin,
+    CheckpointSegmentMixin,
     CheckpointWriteMixin,
     Models,
     SQLAlchemySaver,
@@ -356,9 +357,13 @@ class AppWrite(CheckpointWriteMixin, Base):
     __tablename__ = "writes"
 
 
+class AppSegment(CheckpointSegmentMixin, Base):
+    __tablename__ = "segments"
+
+
 def on_own_tables(engine: Engine) -> list[SQLAlchemySaver]:
     return [
-        SQLAlchemySaver(engine, models=Models(AppCheckpoint, AppBlob, AppWrite)),
+        SQLAlchemySaver(engine, models=Models(AppCheckpoint, AppBlob, AppWrite, AppSegment)),
         SQLAlchemySaver(engine, models=declare(Base, schema="x", prefix="bot_", extra=Owned)),
         SQLAlchemySaver.from_url("sqlite://", models=declare(Base, extra=[Owned])),
     ]
@@ -397,7 +402,7 @@ number: str = saver.count()
 saver.thread()
 Checkpoint().thread_id + 1
 declare("agents")
-Models(Checkpoint, Checkpoint, Checkpoint)
+Models(Checkpoint, Checkpoint, Checkpoint, Checkpoint)
 from_config(7)
 SQLAlchemySaver.from_url("sqlite://", models=Checkpoint)
 saver.scoped("acme")

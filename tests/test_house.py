@@ -15,9 +15,10 @@ PACKAGE = Path(ckpt_orm.__file__).parent
 
 #: Rooms in the order of their floors: a file imports only from floors below its own.
 FLOORS = [
-    {"version", "errors"},
-    {"documents", "models", "columns", "scope"},
+    {"version", "errors", "forks"},
+    {"documents", "models", "columns", "scope", "growth", "failures"},
     {"rows", "migrations"},
+    {"logs", "parcels"},
     {"codec"},
     {"statements"},
     {"lanes"},
@@ -30,6 +31,7 @@ FLOORS = [
     {"policies"},
     {"finding", "sweeping", "anatomy", "compacting"},
     {"verifying"},
+    {"packing"},
     {"upkeep"},
     {"saver"},
     {"__init__"},

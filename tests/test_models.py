@@ -142,7 +142,7 @@ def test_every_column_is_documented() -> None:
         for column in inspect(mapper.class_).local_table.columns
         if column.name not in ("thread_id", "checkpoint_ns")
     ]
-    assert len(documented) == 18
+    assert len(documented) == 25
     assert [str(column) for column in documented if not column.doc] == []
 
 

@@ -155,6 +155,8 @@ def grant(
 
 app.command()(upkeep.sweep)
 app.command()(upkeep.verify)
+app.command()(upkeep.pack)
+app.command()(upkeep.unpack)
 
 
 @app.command(

@@ -15,6 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 
 from ckpt_orm.cli.shared import Prefix, Schema, Url, err, fail, failures, out
 from ckpt_orm.migrations.connect import sync_url
+from ckpt_orm.packing import Packed
 from ckpt_orm.policies import Retention
 from ckpt_orm.saver import SQLAlchemySaver
 from ckpt_orm.sweeping import BATCH, Swept
@@ -122,6 +123,33 @@ def _print_report(report: Report) -> None:
     )
 
 
+def pack(
+    url: Url = None, schema: Schema = None, prefix: Prefix = "", as_json: AsJson = False
+) -> None:
+    """Store of the values that grow what they grew by, in place; savers may go on meanwhile."""
+    _convert("pack", url, schema, prefix, as_json=as_json)
+
+
+def unpack(
+    url: Url = None, schema: Schema = None, prefix: Prefix = "", as_json: AsJson = False
+) -> None:
+    """Store all values whole again, as the official saver reads them."""
+    _convert("unpack", url, schema, prefix, as_json=as_json)
+
+
+def _convert(
+    method: str, url: str | None, schema: str | None, prefix: str, *, as_json: bool
+) -> None:
+    with _progress(f"{method}ing") as tell:
+        found: Packed = _called(url, schema, prefix, method, {"on_progress": tell})
+    if as_json:
+        out.print(json.dumps(vars(found)))
+        return
+    out.print(f"{method}ed {found.values:,} values of {found.threads:,} threads")
+    if found.skipped:
+        out.print(f"{found.skipped:,} were in use and are left to the next run")
+
+
 def _called(
     url: str | None,
     schema: str | None,
@@ -155,7 +183,7 @@ def _progress(what: str) -> Iterator[Callable[[Any], object] | None]:
         def tell(found: Any) -> None:
             seen = getattr(found, "seen", None)
             if seen is None:
-                bar.update(task, completed=found.checkpoints)
+                bar.update(task, completed=getattr(found, "checkpoints", found.threads))
             else:
                 bar.update(task, completed=seen, total=found.total)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from threading import Lock
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ckpt_orm.growth.planning import THRESHOLD, WORTHWHILE, Known
 
@@ -18,6 +18,7 @@ class Channel(NamedTuple):
     thread_id: str
     checkpoint_ns: str
     channel: str
+    tenant: Any = None
 
 
 class Memory:

@@ -17,7 +17,7 @@ from ckpt_orm.migrations.place import Place
 
 _Family = type[TypeEngine[Any]]
 
-#: The columns every version of the three tables has, and the primary key, which comes first.
+#: The columns every version of our tables has, and the primary key, which comes first.
 _SHAPES: dict[str, tuple[dict[str, _Family], dict[str, _Family]]] = {
     "checkpoints": (
         {"thread_id": String, "checkpoint_ns": String, "checkpoint_id": String},
@@ -41,6 +41,16 @@ _SHAPES: dict[str, tuple[dict[str, _Family], dict[str, _Family]]] = {
             "idx": Integer,
         },
         {"channel": String, "type": String, "blob": LargeBinary},
+    ),
+    "checkpoint_segments": (
+        {
+            "thread_id": String,
+            "checkpoint_ns": String,
+            "channel": String,
+            "chain": LargeBinary,
+            "start": Integer,
+        },
+        {"data": LargeBinary, "digest": LargeBinary},
     ),
 }
 

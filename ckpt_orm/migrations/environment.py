@@ -24,7 +24,7 @@ from sqlalchemy.schema import CreateSchema
 
 from ckpt_orm.migrations import connect
 from ckpt_orm.migrations.filters import theirs
-from ckpt_orm.migrations.locks import LOCK_TIMEOUT, exclusively
+from ckpt_orm.migrations.locks import LOCK_TIMEOUT, exclusively, open_for_ddl
 from ckpt_orm.migrations.place import Place, quoted
 from ckpt_orm.migrations.script import DELETE, OPTION
 from ckpt_orm.migrations.state import REVISIONS
@@ -64,6 +64,7 @@ def _migrate(context: EnvironmentContext, connection: Connection) -> None:
         _configure(context, place, connection=connection)
         if not context.get_context().opts.get("dont_mutate"):
             _create_schema(connection, place)
+            open_for_ddl(connection)
         with context.begin_transaction():
             context.run_migrations()
 

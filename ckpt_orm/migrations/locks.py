@@ -150,6 +150,19 @@ def _sqlite(connection: Connection, own: bool) -> Iterator[None]:
         yield
 
 
+def open_for_ddl(connection: Connection | None) -> None:
+    """Begin the transaction that a caller believes to be in: sqlite3 waits for a row to be changed.
+
+    Tables that were changed before would stay so where a later step fails.
+    """
+    if connection is None or connection.dialect.name != "sqlite" or not connection.in_transaction():
+        return
+    driver: Any = connection.connection.driver_connection
+    ends_it = driver.isolation_level is not None and getattr(driver, "autocommit", -1) == -1
+    if ends_it and not driver.in_transaction:
+        connection.exec_driver_sql("BEGIN")
+
+
 def _begun(connection: Connection) -> bool:
     """Whether the database was free to be written."""
     try:

@@ -13,14 +13,14 @@ from typing import Any
 from sqlalchemy import Connection
 
 #: The tables of the newest revision, without prefix, in the order they are created.
-TABLES = ("checkpoints", "checkpoint_blobs", "checkpoint_writes")
+TABLES = ("checkpoints", "checkpoint_blobs", "checkpoint_writes", "checkpoint_segments")
 
 #: What Alembic notes the revision in; never the application's own `alembic_version`.
 VERSION_TABLE = "ckpt_orm_alembic_version"
 
-#: What the official PostgresSaver leaves beside the three tables.
+#: What the official PostgresSaver leaves beside its three tables, the first of ours.
 OFFICIAL_VERSION_TABLE = "checkpoint_migrations"
-OFFICIAL_INDEXES = tuple(f"{table}_thread_id_idx" for table in TABLES)
+OFFICIAL_INDEXES = tuple(f"{table}_thread_id_idx" for table in TABLES[:3])
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from sqlalchemy import Connection, Engine
 
 from ckpt_orm.errors import SchemaError
 from ckpt_orm.migrations import state
-from ckpt_orm.migrations.locks import exclusively
+from ckpt_orm.migrations.locks import exclusively, open_for_ddl
 from ckpt_orm.migrations.place import Place
 from ckpt_orm.migrations.state import HEAD, REVISIONS
 
@@ -112,6 +112,7 @@ def upgrade(
 
     place = Place.on(online(), schema, prefix)
     start, end = _index(_position(place, since, None)), _index(to)
+    open_for_ddl(online())
     with placed(place, delete_data=False):
         for revision in REVISIONS[start:end]:
             script(revision).module.upgrade()
@@ -141,6 +142,7 @@ def downgrade(
 
     place = Place.on(online(), schema, prefix)
     start, end = _index(_position(place, since, HEAD)), _index(to)
+    open_for_ddl(online())
     with placed(place, delete_data):
         for revision in reversed(REVISIONS[end:start]):
             script(revision).module.downgrade()

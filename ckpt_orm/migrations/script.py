@@ -27,6 +27,10 @@ OPTION = "ckpt_orm"
 #: The name of the option that lets a downgrade delete rows.
 DELETE = "ckpt_orm_delete_data"
 
+_HAS_LZ4 = (
+    "SELECT FROM pg_settings WHERE name = 'default_toast_compression' AND 'lz4' = ANY (enumvals)"
+)
+
 _GIVEN: ContextVar[Place | None] = ContextVar("ckpt_orm_place", default=None)
 _DELETE: ContextVar[bool] = ContextVar(DELETE, default=False)
 
@@ -143,8 +147,24 @@ def _has_rows(connection: Connection, table: str) -> bool:
     return bool(connection.scalar(text(escaped(asked))))
 
 
-def refuse_loss(*tables: str) -> None:
+def compress(table: str, column: str, method: str) -> None:
+    """Set how a column's new values are compressed, on servers that can be told.
+
+    A statement as text: those before 14 cannot even parse it. The server is asked as part of it, so
+    that a printed script is right for whichever server it is replayed on.
+    """
+    if dialect() != "postgresql":
+        return
+    alter = f"ALTER TABLE {{{table}}} ALTER COLUMN {column} SET COMPRESSION {method}"
+    run(f"DO $$ BEGIN IF EXISTS ({_HAS_LZ4}) THEN EXECUTE $sql${alter}$sql$; END IF; END $$")
+
+
+def refuse_loss(*tables: str, remedy: str = "delete them first") -> None:
     """Stop before rows are deleted that nobody asked to delete.
+
+    Args:
+        tables: the tables that are about to be dropped.
+        remedy: what to do with their rows instead.
 
     Raises:
         DataWouldBeLost: one of the tables has rows, and `delete_data` was not given.
@@ -157,7 +177,7 @@ def refuse_loss(*tables: str) -> None:
         return
     for table in tables:
         if _has_rows(connection, table):
-            raise DataWouldBeLost(here().sql(table).replace('"', ""))
+            raise DataWouldBeLost(here().sql(table).replace('"', ""), remedy)
 
 
 def is_official() -> bool:

@@ -13,7 +13,7 @@ from ckpt_orm.errors import SchemaNotReady, UnsupportedDialect
 from ckpt_orm.migrations.place import Place, quoted
 
 #: Every revision of this release, oldest first.
-REVISIONS = ("ckpt_orm_0001", "ckpt_orm_0002", "ckpt_orm_0003")
+REVISIONS = ("ckpt_orm_0001", "ckpt_orm_0002", "ckpt_orm_0003", "ckpt_orm_0004")
 
 #: The revision this release works with.
 HEAD = REVISIONS[-1]
@@ -48,6 +48,24 @@ def check(connection: Connection, *, schema: str | None = None, prefix: str = ""
     if not reached(found, HEAD):
         place = Place.on(connection, schema, prefix)
         raise SchemaNotReady(found, HEAD, place.schema, place.prefix)
+
+
+def is_adopted(connection: Connection, schema: str | None = None, prefix: str = "") -> bool:
+    """Whether the tables were the official PostgresSaver's before they were ours.
+
+    Told by the order of their ids, which is its database's and never changed: ours is binary.
+    """
+    if connection.dialect.name != "postgresql":
+        return False
+    name = Place.on(connection, schema, prefix).sql("checkpoints")
+    return bool(connection.scalar(_ORDER.bindparams(name=name)) not in ("C", "POSIX"))
+
+
+#: Which collation the ids of a table have.
+_ORDER = text(
+    "SELECT collname FROM pg_attribute JOIN pg_collation ON pg_collation.oid = attcollation"
+    " WHERE attrelid = to_regclass(:name) AND attname = 'thread_id'"
+)
 
 
 def reached(found: str | None, wanted: str) -> bool:

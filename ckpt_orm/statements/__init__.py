@@ -12,6 +12,7 @@ What depends on the shape of a call (which conditions a `list` has) is built onc
     sweeping   which threads there are, how old and heavy they are, and whether all fits
     finding    summaries of threads, counts of checkpoints
     writing    put, put_writes, delete_thread
+    growing    put, where values share bytes with earlier ones
     scoping    all of them for one tenant, where the tables hold many
 """
 
@@ -23,9 +24,9 @@ from typing import cast
 from ckpt_orm.columns import tenants_of
 from ckpt_orm.models import Models
 from ckpt_orm.statements.dialects import Dialect, dialect_named
+from ckpt_orm.statements.growing import Statements
 from ckpt_orm.statements.reading import Page
 from ckpt_orm.statements.scoping import ScopedStatements
-from ckpt_orm.statements.writing import Statements
 
 __all__ = ["Dialect", "Page", "Statements", "dialect_named", "statements_for"]
 

@@ -15,6 +15,7 @@ from sqlalchemy import (
     ColumnElement,
     Connection,
     FromClause,
+    LargeBinary,
     Select,
     Table,
     Text,
@@ -36,6 +37,9 @@ from sqlalchemy.types import TypeEngine
 
 from ckpt_orm.documents import contains_text
 from ckpt_orm.errors import UnsupportedDialect
+
+#: Bytes of a digest, which stands behind its payload, and of the id of a chain.
+DIGEST_SIZE = CHAIN_SIZE = 16
 
 Column = ColumnElement[Any]
 Columns = ReadOnlyColumnCollection[str, Any]
@@ -62,6 +66,7 @@ class Dialect:
         text: a document, or a scalar in one, as text.
         has_entry: whether an entry of a document has an entry of a given name.
         entry: that entry as text.
+        joined: two byte strings as one.
         older: whether a checkpoint's document has a format version below a number.
         contains: whether a document contains another, as Postgres' `@>` decides.
         in_order: an id in binary order, whatever the database's collation is.
@@ -70,6 +75,8 @@ class Dialect:
         prepare_contains: makes `contains` available on a connection.
         single: the options of a connection that runs a single statement.
         several: the options of one that runs a transaction.
+        fold: how many segments of a chain become one; None where reading many costs nothing, and
+            where another transaction may be adding one.
         forgives: whether a failed statement leaves its transaction usable.
         leaders: how many transactions store at a time what is called at a time.
         hurry: what makes such a transaction fail rather than wait for another one for long.
@@ -90,6 +97,7 @@ class Dialect:
     member: Callable[[Column, str], Column]
     has_entry: Callable[[Column, str, Column], ColumnElement[bool]]
     entry: Callable[[Column, str, Column], Column]
+    joined: Callable[[Column, Column], Column]
     older: Callable[[Column, int], ColumnElement[bool]]
     contains: Callable[[Column, Column], ColumnElement[bool]]
     in_order: Callable[[Column], Column]
@@ -98,6 +106,7 @@ class Dialect:
     single: dict[str, Any]
     several: dict[str, Any]
     forgives: bool
+    fold: int | None
     begin: str | None
     leaders: int
     hurry: str | None
@@ -130,7 +139,7 @@ def _laterals(left: FromClause, table: Table, same: ColumnElement[bool]) -> Look
 def _recordset(name: str, **types: type[TypeEngine[Any]]) -> FromClause:
     return (
         func.json_to_recordset(cast(param(name), JSON))
-        .table_valued(*(column(name, type_) for name, type_ in types.items()), name="rows")
+        .table_valued(*(column(cell, type_) for cell, type_ in types.items()), name=name)
         .render_derived(with_types=True)
     )
 
@@ -167,6 +176,7 @@ POSTGRES = Dialect(
         _at(document, key).op("?", is_comparison=True)(name), false()
     ),
     entry=lambda document, key, name: _at(document, key).op("->>", return_type=Text())(name),
+    joined=lambda one, other: one.op("||", return_type=LargeBinary())(other),
     older=lambda document, number: _at(document, "v") < text(f"'{number}'::jsonb"),
     contains=lambda document, part: document.op("@>")(cast(part, JSONB)),
     in_order=lambda column: column.collate("C"),
@@ -175,6 +185,7 @@ POSTGRES = Dialect(
     single={"isolation_level": "AUTOCOMMIT"},
     several={"isolation_level": "READ COMMITTED"},
     forgives=False,
+    fold=None,
     begin=None,
     leaders=2,
     hurry="SET LOCAL lock_timeout = 250",  # milliseconds
@@ -222,7 +233,7 @@ def _json_rows(name: str, **types: type[TypeEngine[Any]]) -> FromClause:
         func.json_extract(each.c.value, constant(f"$.{cell}"), type_=type_).label(cell)
         for cell, type_ in types.items()
     )
-    return select(*cells).select_from(each).subquery("rows")
+    return select(*cells).select_from(each).subquery(name)
 
 
 SQLITE = Dialect(
@@ -242,6 +253,7 @@ SQLITE = Dialect(
         document, key, name, literal_column("1")
     ).exists(),
     entry=lambda document, key, name: _sqlite_entry(document, key, name, None).scalar_subquery(),
+    joined=lambda one, other: cast(one.op("||")(other), LargeBinary),
     older=lambda document, number: func.json_extract(document, constant("$.v")) < text(str(number)),
     contains=lambda document, part: func.ckpt_orm_contains(cast(document, Text), part) == text("1"),
     in_order=lambda column: column,
@@ -250,6 +262,7 @@ SQLITE = Dialect(
     single={},
     several={},
     forgives=True,
+    fold=16,
     # A transaction that reads first and then writes would fail at once when another one has
     # written in between; one that says so at the start waits its turn.
     begin="BEGIN IMMEDIATE",

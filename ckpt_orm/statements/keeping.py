@@ -9,11 +9,16 @@ from typing import Any
 from langgraph.checkpoint.serde.types import TASKS
 from sqlalchemy import (
     ColumnElement,
+    LargeBinary,
     Table,
     and_,
+    case,
     delete,
+    exists,
+    func,
     null,
     select,
+    tuple_,
     union_all,
     update,
 )
@@ -21,7 +26,7 @@ from sqlalchemy.sql.base import Executable
 
 from ckpt_orm.columns import own_key
 from ckpt_orm.rows import EMPTY
-from ckpt_orm.statements.dialects import Column, constant, param
+from ckpt_orm.statements.dialects import CHAIN_SIZE, Column, constant, param
 from ckpt_orm.statements.reading import found, key_columns
 from ckpt_orm.statements.walking import Walking
 
@@ -92,6 +97,31 @@ class Keeping(Walking):
         return delete(table).where(at, self.dialect.among(table.c[ids], "ids"))
 
     @cached_property
+    def HOLD_CHAINS(self) -> Executable:
+        """The first segment of each chain of a thread, locked: nothing is added to it meanwhile."""
+        segment = self.segments.c
+        first = (segment.thread_id == param("of_thread"), segment.start == constant(0))
+        return select(segment.start).where(*first).with_for_update()
+
+    @cached_property
+    def DEAD_SEGMENTS(self) -> Executable:
+        """The chains of a thread that no blob refers to, to delete."""
+        return delete(self.segments).where(self._dead())
+
+    def _dead(self, *still: ColumnElement[bool]) -> ColumnElement[bool]:
+        """The segments of chains that no blob refers to, of those that `still` are there."""
+        key = ("checkpoint_ns", "channel", "chain")
+        first, segment, blob = self.segments.alias("first"), self.segments.c, self.blobs.c
+        of_thread = param("of_thread")
+        same = (blob[name] == first.c[name] for name in key)
+        refers = exists().where(blob.thread_id == of_thread, *same, *still)
+        dead = select(*(first.c[name] for name in key)).where(
+            first.c.thread_id == of_thread, first.c.start == constant(0), ~refers
+        )
+        here = tuple_(*(segment[name] for name in key))
+        return and_(segment.thread_id == of_thread, here.in_(dead))
+
+    @cached_property
     def WITHOUT_PARENT(self) -> Executable:
         """One checkpoint, to be made a root."""
         at = self._named(self.checkpoints, "of_id")
@@ -104,8 +134,9 @@ class Keeping(Walking):
 
     @cached_property
     def COPIES(self) -> Sequence[Executable]:
-        """All rows of a thread, table by table, under another thread's id."""
-        return [self._copy(table) for table in (self.blobs, self.writes, self.checkpoints)]
+        """All rows of a thread, of one moment, under another thread's id."""
+        tables = (self.segments, self.blobs, self.writes, self.checkpoints)
+        return self.dialect.together(*(self._copy(table) for table in tables))
 
     @cached_property
     def CHECKPOINT_COPY(self) -> Executable:
@@ -122,6 +153,25 @@ class Keeping(Walking):
         """One blob under another thread's id."""
         return self._copy(self.blobs, "of_channel", "of_version")
 
+    @cached_property
+    def SEGMENTS_COPY(self) -> Executable:
+        """All segments of a thread under another thread's id."""
+        return self._copy(self.segments)
+
+    def _salted(self, table: Table) -> dict[str, Column]:
+        """A chain's id as it is in a copy, which goes on in another way than its original."""
+        if "chain" not in table.c:
+            return {}
+        chain, joined = table.c.chain, self.dialect.joined
+        half = constant(CHAIN_SIZE // 2)
+        salted = joined(param("salt", LargeBinary), func.substr(chain, half + constant(1), half))
+        if "blob" not in table.c:
+            return {"chain": salted}
+        # A manifest begins with the id.
+        rest = func.substr(table.c.blob, constant(CHAIN_SIZE + 1))
+        manifest = case((chain.is_not(None), joined(salted, rest)), else_=table.c.blob)
+        return {"chain": salted, "blob": manifest}
+
     def _copy(self, table: Table, *names: str, **instead: Column) -> Executable:
         """The rows of the thread `source`; with names, those of `of_ns` and them, in key order."""
         columns: dict[str, Column] = {
@@ -129,7 +179,7 @@ class Keeping(Walking):
             for c in table.columns
             if c.name not in ("thread_id", "created_at") and c.computed is None
         }
-        columns |= instead
+        columns |= self._salted(table) | instead
         params = ("source", *(("of_ns", *names) if names else ()))
         at = (c == param(name) for c, name in zip(own_key(table), params, strict=False))
         rows = select(param("target"), *columns.values()).where(*at)

@@ -21,6 +21,7 @@ from sqlalchemy import (
     Text,
     and_,
     cast,
+    func,
     null,
     or_,
     select,
@@ -53,7 +54,13 @@ FOUND: dict[str, TypeEngine[Any]] = {
     "digest": LargeBinary(),
     "checkpoint": Text(),
     "metadata": Text(),
+    "chain": LargeBinary(),
 }
+
+
+#: The key of a blob, and what is read of it.
+BLOB_KEY = ("thread_id", "checkpoint_ns", "channel", "version")
+PAYLOAD = ("type", "blob", "digest")
 
 
 def key_columns(table: Table) -> list[str]:
@@ -90,7 +97,7 @@ class Reading:
 
     def __init__(self, models: Models, dialect: Dialect) -> None:
         self.dialect = dialect
-        self.checkpoints, self.blobs, self.writes = models.tables
+        self.checkpoints, self.blobs, self.writes, self.segments = models.tables
         self.fillings = fillings(models.tables)
         self._pages: dict[Page, Executable] = {}
 
@@ -165,11 +172,13 @@ class Reading:
     def _reading(self, target: CTE, *, several: bool = False) -> Executable:
         """The rows of the target checkpoints in one statement, so of one snapshot.
 
-        Four kinds of rows: "checkpoint", "blob" (what `channel_versions` name, each once), "write",
-        and "send" (for formats before v4: the parent's writes to `__pregel_tasks`).
+        Five kinds of rows: "checkpoint", "blob" (what `channel_versions` name, each once),
+        "segment" (the bytes of those that are parts of chains, each once), "write", and "send" (for
+        formats before v4: the parent's writes to `__pregel_tasks`).
         """
         row, text_of = target.c, self.dialect.text
         key = {name: row[name] for name in ("thread_id", "checkpoint_ns", "checkpoint_id")}
+        blobs = self._blobs_of(target, several)
         return union_all(
             found(
                 "checkpoint",
@@ -179,7 +188,10 @@ class Reading:
                 checkpoint=text_of(row.checkpoint),
                 metadata=text_of(row.metadata),
             ),
-            self._blobs_of(target, several),
+            found(
+                "blob", blobs, **{name: blobs.c[name] for name in (*BLOB_KEY, *PAYLOAD, "chain")}
+            ),
+            self._segments_of(blobs, several),
             self._writes_of("write", target, key, row.checkpoint_id),
             self._writes_of("send", target, key, row.parent_checkpoint_id).where(
                 self.writes.c.channel == constant(TASKS),
@@ -187,7 +199,8 @@ class Reading:
             ),
         )
 
-    def _blobs_of(self, target: CTE, several: bool) -> Select[Any]:
+    def _blobs_of(self, target: CTE, several: bool) -> CTE:
+        """The blobs that `channel_versions` name."""
         row = target.c
         named = self.dialect.entries(row.checkpoint, "channel_versions")
         query = select(
@@ -204,8 +217,32 @@ class Reading:
         joined, blob = self.dialect.lookup(
             versions, self.blobs, and_(*(self.blobs.c[name] == key[name] for name in key))
         )
+        columns = (blob[name] for name in (*PAYLOAD, "chain", "stop"))
+        return select(*key.values(), *columns).select_from(joined).cte("named")
+
+    def _segments_of(self, blobs: CTE, several: bool) -> Select[Any]:
+        """The segments of blobs, each once: of several versions of a value one needs the most."""
+        row, key = blobs.c, ("thread_id", "checkpoint_ns", "channel", "chain")
+        chain = select(*(row[name] for name in key)).where(row.chain.is_not(None))
+        if several:
+            chains = chain.add_columns(func.max(row.stop).label("stop")).group_by(
+                *(row[name] for name in key)
+            )
+        else:
+            chains = chain.add_columns(row.stop)
+        named = chains.cte("chains")
+        return self._segments_below(named, named.c.stop, **{name: named.c[name] for name in key})
+
+    def _segments_below(self, source: FromClause, stop: Column, **columns: Column) -> Select[Any]:
+        """The segments of chains, as far as they are needed; `columns` hold their key."""
+        segment = self.segments.c
+        *of_chain, _ = own_key(self.segments)
+        same = (column == columns[column.name] for column in of_chain)
+        joined, part = self.dialect.lookups(
+            source, self.segments, and_(*same, segment.start < stop)
+        )
         return found(
-            "blob", joined, **key, **{name: blob[name] for name in ("type", "blob", "digest")}
+            "segment", joined, **columns, idx=part.start, blob=part.data, digest=part.digest
         )
 
     def _writes_of(

@@ -10,12 +10,22 @@ from functools import cached_property
 from typing import Any
 
 from langgraph.checkpoint.serde.types import TASKS
-from sqlalchemy import ColumnElement, Select, Table, Text, and_, func, select
+from sqlalchemy import (
+    BigInteger,
+    ColumnElement,
+    LargeBinary,
+    Select,
+    Table,
+    Text,
+    and_,
+    func,
+    select,
+)
 from sqlalchemy.sql.base import Executable
 
 from ckpt_orm.rows import SENDS_WITH_CHECKPOINT
 from ckpt_orm.statements.dialects import constant, param
-from ckpt_orm.statements.reading import Reading
+from ckpt_orm.statements.reading import PAYLOAD, Reading
 
 
 class Stepping(Reading):
@@ -60,8 +70,23 @@ class Stepping(Reading):
             blob.channel == named.c.key,
             blob.version == self.dialect.text(named.c.value),
         )
-        columns = (blob[name] for name in ("channel", "version", "type", "blob", "digest"))
+        columns = (blob[name] for name in ("channel", "version", *PAYLOAD, "chain", "stop"))
         return select(*columns).select_from(named.outerjoin(self.blobs, same))
+
+    @cached_property
+    def SEGMENTS_OF_CHAIN(self) -> Executable:
+        """The segments of a chain below `stop`, in order, as rows of `Segment`."""
+        segment = self.segments.c
+        of_chain = self._names("thread_id", "checkpoint_ns", "channel", table=self.segments)
+        return (
+            select(segment.start, segment.data, segment.digest)
+            .where(
+                *of_chain,
+                segment.chain == param("chain", LargeBinary),
+                segment.start < param("stop", BigInteger),
+            )
+            .order_by(segment.start)
+        )
 
     @cached_property
     def WRITES_OF_CHECKPOINT(self) -> Select[Any]:

@@ -33,7 +33,7 @@ from ckpt_orm.columns import own_key
 from ckpt_orm.rows import EMPTY
 from ckpt_orm.statements.dialects import Column, constant, param
 from ckpt_orm.statements.keeping import Keeping
-from ckpt_orm.statements.reading import found
+from ckpt_orm.statements.reading import PAYLOAD, found
 
 
 class Sweeping(Keeping):
@@ -62,13 +62,13 @@ class Sweeping(Keeping):
     @cached_property
     def FIRST_ANY_THREADS(self) -> Executable:
         """The first page."""
-        page = self._page(None, self.checkpoints, self.blobs, self.writes)
+        page = self._page(None, self.checkpoints, self.blobs, self.writes, self.segments)
         return self._any(page)
 
     @cached_property
     def ANY_THREADS(self) -> Executable:
         """The page after a thread."""
-        page = self._page(param("after"), self.checkpoints, self.blobs, self.writes)
+        page = self._page(param("after"), self.checkpoints, self.blobs, self.writes, self.segments)
         return self._any(page)
 
     def _any(self, page: CTE) -> Executable:
@@ -179,19 +179,28 @@ class Sweeping(Keeping):
 
     @cached_property
     def WEIGHT(self) -> Executable:
-        """How many rows some checkpoints, their writes, and some blobs are; bytes of payload."""
+        """How many rows some checkpoints, their writes, and some blobs are; bytes of payload.
+
+        With the chains that only these blobs refer to.
+        """
         place = self.dialect.rows("places", ns=Text, id=Text)
         blob = self.dialect.rows("garbage", ns=Text, channel=Text, version=Text)
         return union_all(
             _weight("checkpoints", self.checkpoints).where(_among(self.checkpoints, place)),
             _weight("writes", self.writes).where(_among(self.writes, place)),
             _weight("blobs", self.blobs).where(_among(self.blobs, blob)),
+            _weight("segments", self.segments).where(self._dead(~_among(self.blobs, blob))),
         )
 
     @cached_property
     def WEIGHT_OF_THREAD(self) -> Executable:
         """The same of all rows of a thread."""
-        tables = {"checkpoints": self.checkpoints, "writes": self.writes, "blobs": self.blobs}
+        tables = {
+            "checkpoints": self.checkpoints,
+            "writes": self.writes,
+            "blobs": self.blobs,
+            "segments": self.segments,
+        }
         of_thread = param("of_thread")
         return union_all(
             *(_weight(k, t).where(t.c.thread_id == of_thread) for k, t in tables.items())
@@ -254,7 +263,7 @@ class Sweeping(Keeping):
     @cached_property
     def BLOBS_AFTER(self) -> Executable:
         """The next blobs of a thread, with their payload."""
-        columns = ("checkpoint_ns", "channel", "version", "type", "blob", "digest")
+        columns = ("checkpoint_ns", "channel", "version", *PAYLOAD, "chain", "stop")
         return _after(self.blobs, *columns).where(self.blobs.c.type != constant(EMPTY))
 
     @cached_property
@@ -280,7 +289,8 @@ def _next(after: Column | None, tables: tuple[Table, ...], page: CTE | None = No
 
 def _weight(kind: str, table: Table) -> Any:
     """Rows of a table, and the bytes of payload in them."""
-    size = func.sum(func.length(table.c.blob)) if "blob" in table.c else null()
+    payload = table.c.get("blob", table.c.get("data"))
+    size = null() if payload is None else func.sum(func.length(payload))
     return select(
         cast(constant(kind), Text).label("kind"),
         func.count().label("rows"),

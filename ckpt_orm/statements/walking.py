@@ -22,7 +22,7 @@ from sqlalchemy.sql.selectable import CTE
 
 from ckpt_orm.rows import EMPTY
 from ckpt_orm.statements.dialects import Column, Columns, constant, param
-from ckpt_orm.statements.reading import found
+from ckpt_orm.statements.reading import PAYLOAD, found
 from ckpt_orm.statements.stepping import Stepping
 
 
@@ -93,6 +93,12 @@ class Walking(Stepping):
         valued, blob = self.dialect.lookup(
             walk.join(seed, at_seed), self.blobs, self._is_value(seed.c, walk.c.channel)
         )
+        at_blob = {
+            "thread_id": param("thread_id"),
+            "checkpoint_ns": param("checkpoint_ns"),
+            "channel": walk.c.channel,
+            "chain": blob.chain,
+        }
         return union_all(
             found(
                 walk.c.kind,
@@ -106,8 +112,10 @@ class Walking(Stepping):
                 "blob",
                 valued,
                 **key,
-                **{name: blob[name] for name in ("version", "type", "blob", "digest")},
+                version=blob.version,
+                **{name: blob[name] for name in (*PAYLOAD, "chain")},
             ),
+            self._segments_below(valued, blob.stop, **at_blob, checkpoint_id=walk.c.checkpoint_id),
             found(
                 "write",
                 written,

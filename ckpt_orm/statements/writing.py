@@ -1,6 +1,6 @@
 """Writing: what `put`, `put_writes` and `delete_thread` store and remove.
 
-On Postgres each call is a single statement, so one round trip and one transaction without BEGIN and
+On Postgres a call is a single statement, so one round trip and one transaction without BEGIN and
 COMMIT. Its rows travel as one JSON parameter, their payloads as one byte string in which each row
 knows its place. So a statement is the same for any number of rows, and bytes are sent as bytes: an
 array of them would go as escaped text with several drivers.
@@ -11,11 +11,13 @@ each row: to take the rows out of JSON would cost it more than to store them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
 from sqlalchemy import (
+    BigInteger,
+    ColumnElement,
     FromClause,
     Integer,
     LargeBinary,
@@ -31,17 +33,14 @@ from sqlalchemy.types import TypeEngine
 
 from ckpt_orm.columns import Filling, has_default, is_tenant
 from ckpt_orm.rows import EMPTY
-from ckpt_orm.statements.dialects import Column, constant, param
+from ckpt_orm.statements.dialects import DIGEST_SIZE, Column, constant, param
 from ckpt_orm.statements.finding import Finding
 from ckpt_orm.statements.reading import key_columns
 from ckpt_orm.statements.scoping import tenant_param
 
-#: Bytes of a digest; it stands behind its payload.
-DIGEST_SIZE = 16
 
-
-class Statements(Finding):
-    """All statements of one set of tables on one dialect; `statements_for` makes and keeps them."""
+class Writing(Finding):
+    """The statements of `put`, `put_writes` and `delete_thread`."""
 
     @cached_property
     def PUT(self) -> Executable:
@@ -52,11 +51,15 @@ class Statements(Finding):
     @cached_property
     def CHECKPOINT(self) -> Any:
         """A checkpoint; one that is there already keeps its parent."""
+        return self._checkpoint()
+
+    def _checkpoint(self, *where: ColumnElement[bool]) -> Any:
         document = self.dialect.document
         insert = self._insert(
             self.checkpoints,
             None,
-            **_params("thread_id", "checkpoint_ns", "checkpoint_id", "parent_checkpoint_id"),
+            *where,
+            **params("thread_id", "checkpoint_ns", "checkpoint_id", "parent_checkpoint_id"),
             checkpoint=document(param("checkpoint")),
             metadata=document(param("metadata")),
         )
@@ -68,7 +71,10 @@ class Statements(Finding):
     @cached_property
     def BLOBS(self) -> Any:
         """Blobs; a version that is there already stays as it is."""
-        return self._blobs().on_conflict_do_nothing(index_elements=key_columns(self.blobs))
+        return self._new_blobs()
+
+    def _new_blobs(self, *where: ColumnElement[bool]) -> Any:
+        return self._blobs(*where).on_conflict_do_nothing(index_elements=key_columns(self.blobs))
 
     @cached_property
     def SNAPSHOTS(self) -> Any:
@@ -80,16 +86,19 @@ class Statements(Finding):
             where=self.blobs.c.type == constant(EMPTY),
         )
 
-    def _blobs(self) -> Any:
-        source, row = self._rows(channel=Text, version=Text, type=Text)
-        return self._insert(self.blobs, source, **_params("thread_id", "checkpoint_ns"), **row)
+    def _blobs(self, *where: ColumnElement[bool]) -> Any:
+        source, row = self._rows(
+            channel=Text, version=Text, type=Text, stop=BigInteger, chain=LargeBinary
+        )
+        thread = params("thread_id", "checkpoint_ns")
+        return self._insert(self.blobs, source, *where, **thread, **row)
 
     @cached_property
     def WRITES(self) -> Any:
         """Writes; of one that is there already, only a special channel's (idx < 0) is replaced."""
         source, row = self._rows(idx=Integer, channel=Text, type=Text)
         del row["digest"]
-        key = _params("thread_id", "checkpoint_ns", "checkpoint_id", "task_id", "task_path")
+        key = params("thread_id", "checkpoint_ns", "checkpoint_id", "task_id", "task_path")
         insert = self._insert(self.writes, source, **key, **row)
         replaced = ("channel", "type", "blob", "task_path")
         return insert.on_conflict_do_update(
@@ -101,7 +110,7 @@ class Statements(Finding):
     @cached_property
     def DELETE_THREAD(self) -> Sequence[Executable]:
         """All rows of a thread."""
-        tables = (self.writes, self.blobs, self.checkpoints)
+        tables = (self.writes, self.segments, self.blobs, self.checkpoints)
         of_thread = (table.c.thread_id == param("thread_id") for table in tables)
         deletes = (
             delete(table).where(is_in) for table, is_in in zip(tables, of_thread, strict=True)
@@ -113,20 +122,29 @@ class Statements(Finding):
         if self.dialect.stores_each:
             types = {**cells, "blob": LargeBinary, "digest": LargeBinary}
             return None, {name: param(name, type_) for name, type_ in types.items()}
-        rows = self.dialect.rows("rows", **cells, start=Integer, size=Integer)
+        rows = self.dialect.rows("rows", **places(cells), start=Integer, size=Integer)
         start, size = rows.c.start, rows.c.size
-        columns: dict[str, Column] = {name: rows.c[name] for name in cells}
-        columns["blob"] = _part(start, size)
-        columns["digest"] = _part(start + size, constant(DIGEST_SIZE))
+        columns = at_places(rows, cells)
+        columns["blob"] = part(start, size)
+        columns["digest"] = part(start + size, constant(DIGEST_SIZE))
         return rows, columns
 
-    def _insert(self, table: Table, source: FromClause | None, **columns: Column) -> Any:
+    def _insert(
+        self,
+        table: Table,
+        source: FromClause | None,
+        *where: ColumnElement[bool],
+        **columns: Column,
+    ) -> Any:
         columns |= {filling.column.name: _filled(filling) for filling in self._fillings(table)}
         columns |= {c.name: tenant_param(c) for c in table.primary_key if is_tenant(c)}
         insert = self.dialect.insert(table)
-        if source is None:
+        if source is None and not where:
             return insert.values(columns)
-        return insert.from_select(list(columns), select(*columns.values()).select_from(source))
+        rows = select(*columns.values()).where(*where)
+        if source is not None:
+            rows = rows.select_from(source)
+        return insert.from_select(list(columns), rows)
 
     def _fillings(self, table: Table) -> list[Filling]:
         """The columns of an application's own that a call fills."""
@@ -151,12 +169,26 @@ def _filled(filling: Filling) -> Column:
     return func.coalesce(*values) if len(values) > 1 else values[0]
 
 
-def _params(*names: str) -> dict[str, Column]:
+def params(*names: str) -> dict[str, Column]:
+    """Columns that take the parameters of their names."""
     return {name: param(name) for name in names}
 
 
-def _part(start: Column, size: Column) -> Column:
-    """A part of the payload; NULL where its size is."""
+def places(cells: Mapping[str, type[TypeEngine[Any]]]) -> dict[str, type[TypeEngine[Any]]]:
+    """The types of cells as they travel: of a byte string, only its place in the payload."""
+    return {name: Integer if type_ is LargeBinary else type_ for name, type_ in cells.items()}
+
+
+def at_places(rows: FromClause, cells: Mapping[str, type[TypeEngine[Any]]]) -> dict[str, Column]:
+    """The cells of rows; byte strings, which are ids and digests here, out of the payload."""
+    return {
+        name: part(rows.c[name], constant(DIGEST_SIZE)) if type_ is LargeBinary else rows.c[name]
+        for name, type_ in cells.items()
+    }
+
+
+def part(start: Column, size: Column) -> Column:
+    """A part of the payload; NULL where its place or its size is."""
     # Said in words, since pg8000 leaves it to the server, which takes a text's `substr` then.
     payload = cast(param("payload", LargeBinary), LargeBinary)
     return func.substr(payload, start, size, type_=LargeBinary)

@@ -9,7 +9,7 @@ depends_on = None
 
 
 def upgrade() -> None:
-    migrations.upgrade(to="ckpt_orm_0003")
+    migrations.upgrade(to="ckpt_orm_0004")
 
 
 def downgrade() -> None:

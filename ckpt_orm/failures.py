@@ -1,0 +1,82 @@
+"""What a failure is, told by its code and never by its text, and what it becomes in our words."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from sqlalchemy.exc import (
+    DBAPIError,
+    InterfaceError,
+    OperationalError,
+    SQLAlchemyError,
+    StatementError,
+)
+from sqlalchemy.exc import TimeoutError as PoolTimeout
+
+from ckpt_orm.errors import CheckpointError, DatabaseError, DatabaseUnavailable
+
+#: A failure that another run may not meet: serialization, deadlock, a server that stops or starts.
+PASSING = {"40001", "40P01", "57P01", "57P02", "57P03"}
+
+#: A table or column is not there: undefined table, column, schema; SQLite has one code for all.
+MISSING = {"42P01", "42703", "3F000", "SQLITE_ERROR"}
+
+
+def code_of(error: DBAPIError) -> str:
+    """The SQLSTATE, or SQLite's name of the error; "" where the driver has none."""
+    fields = next(iter(getattr(error.orig, "args", ())), None)
+    if isinstance(fields, dict):  # pg8000: the server's message, by its field letters
+        return str(fields.get("C", ""))
+    for name in ("sqlstate", "pgcode", "sqlite_errorname"):
+        if code := getattr(error.orig, name, None):
+            return str(code)
+    return ""
+
+
+def passes(error: BaseException) -> bool:
+    """Whether the whole operation is worth another run.
+
+    Where something was missing, that run looks at the schema first. A pool that had no connection
+    to give has waited long enough already.
+    """
+    return is_missing(error) or (is_unavailable(error) and not isinstance(error, PoolTimeout))
+
+
+def is_missing(error: BaseException) -> bool:
+    """Whether a table or column may not be there."""
+    if not isinstance(error, DBAPIError):
+        return False
+    without_code = isinstance(error.orig, sqlite3.Error) and not code_of(error)
+    return without_code or code_of(error) in MISSING
+
+
+def is_unavailable(error: BaseException) -> bool:
+    """Whether the database could not be reached, or not be had for oneself."""
+    if isinstance(error, DBAPIError):
+        code = code_of(error)
+        return (
+            error.connection_invalidated
+            or code.startswith(("08", "SQLITE_BUSY", "SQLITE_LOCKED"))
+            or code in PASSING
+            # What no server has reported happened on the way to it.
+            or (not code and isinstance(error, (OperationalError, InterfaceError)))
+        )
+    return isinstance(error, (OSError, PoolTimeout)) and not isinstance(error, CheckpointError)
+
+
+@contextmanager
+def translated(operation: str) -> Iterator[None]:
+    """Turn a driver's error into ours, the original as its cause."""
+    try:
+        yield
+    except (SQLAlchemyError, OSError) as error:
+        if isinstance(error, CheckpointError):
+            raise
+        if isinstance(error, StatementError):
+            error.hide_parameters = True  # its text would show what was to be stored
+        code = code_of(error) if isinstance(error, DBAPIError) else ""
+        kind = type(getattr(error, "orig", None) or error).__name__
+        wrapper = DatabaseUnavailable if is_unavailable(error) else DatabaseError
+        raise wrapper(operation, code, kind) from error

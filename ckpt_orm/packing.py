@@ -1,0 +1,152 @@
+"""Packing: values that are there already become logs, or logs become whole values again.
+
+Online, a few rows at a time: a version is changed only where nobody has changed it meanwhile, and
+what it was is readable until its transaction commits. What is packed is planned as `put` plans it,
+version after version of a channel; what was unpacked can be read by the official saver.
+
+As a sweep is, it is a generator of steps, which `upkeep` drives in either colour.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
+
+from sqlalchemy import Connection
+from xxhash import xxh3_128_digest
+
+from ckpt_orm.logs import ChainMoved, Logs, Shelf, as_log, is_log, payload_of, tag_of, tail_of
+from ckpt_orm.operations import add_segment, changes
+from ckpt_orm.retention import collect
+from ckpt_orm.rows import Blob, Key, Segments, Tail
+from ckpt_orm.statements import Statements
+from ckpt_orm.sweeping import Steps
+from ckpt_orm.verifying import blobs_after, segments_of, threads
+
+
+@dataclass
+class Packed:
+    """What packing or unpacking has changed.
+
+    Args:
+        threads: threads that were looked at.
+        values: versions of channels that are stored in another way now.
+        skipped: those that somebody else had changed meanwhile: the next run sees them.
+    """
+
+    threads: int = 0
+    values: int = 0
+    skipped: int = 0
+
+
+class Change(NamedTuple):
+    """How a version is to be stored, and whether it is a log so far."""
+
+    checkpoint_ns: str
+    blob: Blob
+    was_log: bool
+    tail: Tail | None = None
+
+
+@changes
+def store(conn: Connection, st: Statements, thread_id: str, found: Sequence[Change]) -> int:
+    """Store versions in another way; how many were still as they had been."""
+    done = 0
+    for change in found:
+        with suppress(ChainMoved), conn.begin_nested():
+            done += _store(conn, st, thread_id, change)
+    collect(conn, st, thread_id)
+    return done
+
+
+def _store(conn: Connection, st: Statements, thread_id: str, change: Change) -> bool:
+    """Store a version, if it still is what it was; whether it is."""
+    blob, tail = change.blob, change.tail
+    params = {
+        "of_thread": thread_id,
+        "of_ns": change.checkpoint_ns,
+        "of_channel": blob.channel,
+        "of_version": blob.version,
+        "new_type": blob.type,
+        "new_blob": blob.blob,
+        "new_chain": blob.chain,
+        "new_stop": blob.stop,
+    }
+    if not conn.execute(st.UNPACKED if change.was_log else st.PACKED, params).rowcount:
+        return False
+    if tail is not None:
+        thread = {"thread_id": thread_id, "checkpoint_ns": change.checkpoint_ns}
+        add_segment(conn, st, thread, tail)
+    return True
+
+
+#: Makes the changes of a page of blobs.
+Converter = Callable[[str, Blob, Segments], Change | None]
+
+
+def pack(fold: int | None, on_progress: Callable[[Packed], object] | None) -> Steps[Packed]:
+    """Make logs of all values that grow."""
+    return _convert(
+        lambda thread_id: partial(_packed, Logs(Shelf(fold, on=True)), thread_id), on_progress
+    )
+
+
+def unpack(on_progress: Callable[[Packed], object] | None) -> Steps[Packed]:
+    """Store all logs whole."""
+    return _convert(lambda thread_id: _unpacked, on_progress)
+
+
+def _convert(
+    of_thread: Callable[[str], Converter], on_progress: Callable[[Packed], object] | None
+) -> Steps[Packed]:
+    packed = Packed()
+    after: str | None = None
+    while page := (yield threads, (after,)):
+        for thread_id in page:
+            convert, last = of_thread(thread_id), ("", "", "")
+            while rows := (yield blobs_after, (thread_id, last)):
+                segments: Mapping[str, Segments] = yield segments_of, (thread_id, rows)
+                changed = (convert(ns, Blob(*row), segments[ns]) for ns, *row in rows)
+                found = [change for change in changed if change is not None]
+                done: int = (yield store, (thread_id, found)) if found else 0
+                packed.values += done
+                packed.skipped += len(found) - done
+                last = rows[-1][: len(last)]
+            packed.threads += 1
+            if on_progress:
+                on_progress(packed)
+        after = page[-1]
+    return packed
+
+
+def _packed(logs: Logs, thread_id: str, ns: str, blob: Blob, segments: Segments) -> Change | None:
+    """A version as a log, if it grows from what was seen of its channel before."""
+    key = Key(thread_id, ns, None)
+    if is_log(blob):
+        payload = _intact(blob, segments)
+        if payload is not None:
+            logs.read(key, blob, payload, segments)
+        return None
+    log = logs.planned(key, blob)
+    logs.remember(key, blob, log)
+    return None if log is None else Change(ns, as_log(log), False, tail_of(log))
+
+
+def _unpacked(ns: str, blob: Blob, segments: Segments) -> Change | None:
+    """A log as a whole value; one that cannot be read stays what it is."""
+    payload = _intact(blob, segments) if is_log(blob) else None
+    if payload is None:
+        return None
+    return Change(ns, blob._replace(type=tag_of(blob), blob=payload, chain=None, stop=None), True)
+
+
+def _intact(blob: Blob, segments: Segments) -> bytes | None:
+    """The payload of a log, None where it is not what was stored."""
+    try:
+        payload = payload_of(blob, segments)
+    except ValueError:
+        return None
+    return payload if blob.digest in (None, xxh3_128_digest(payload)) else None

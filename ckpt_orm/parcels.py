@@ -1,0 +1,64 @@
+"""The rows of a call as two parameters: their cells as JSON, their bytes as one string.
+
+So a statement is the same for any number of rows. A cell of bytes is a place in the string, counted
+from 1 as SQL does; a row's largest one has its size beside it, and the row's digest behind it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ckpt_orm import documents
+from ckpt_orm.rows import Blob, Tail, Write
+
+
+class Parcel:
+    """Bytes that travel together."""
+
+    def __init__(self) -> None:
+        self._parts: list[bytes] = []
+        self._size = 0
+
+    def place(self, *parts: bytes | None) -> int:
+        """Where the first of some parts begins, which are added one behind the other."""
+        begin = self._size + 1
+        for part in filter(None, parts):
+            self._parts.append(part)
+            self._size += len(part)
+        return begin
+
+    def whole(self) -> bytes:
+        """All of it."""
+        return b"".join(self._parts)
+
+
+def parcel_of(rows: Sequence[Blob | Write], tails: Sequence[Tail] = ()) -> dict[str, Any]:
+    """The parameters of blobs or writes, and of what is added to chains with blobs."""
+    parcel = Parcel()
+    params = {"rows": documents.encode([_row(parcel, row) for row in rows])}
+    if tails:
+        params["tails"] = documents.encode([_tail(parcel, tail) for tail in tails])
+    return {**params, "payload": parcel.whole()}
+
+
+def _row(parcel: Parcel, row: Blob | Write) -> dict[str, Any]:
+    cells = row._asdict()
+    payload, digest, chain = cells.pop("blob"), cells.pop("digest", None), cells.pop("chain", None)
+    cells["start"] = parcel.place(payload, digest)
+    cells["size"] = None if payload is None else len(payload)
+    if chain is not None:
+        cells["chain"] = parcel.place(chain)
+    return cells
+
+
+def _tail(parcel: Parcel, tail: Tail) -> dict[str, Any]:
+    return {
+        "channel": tail.channel,
+        "version": tail.version,
+        "chain": parcel.place(tail.chain),
+        "start": tail.start,
+        "follows": None if tail.follows is None else parcel.place(tail.follows),
+        "place": parcel.place(tail.data, tail.digest),
+        "size": len(tail.data),
+    }

@@ -1,0 +1,190 @@
+"""Growing: what `put` stores where a value shares its bytes with earlier versions of its channel.
+
+A chain of segments is never changed but at its end, and only by whoever knows all of it: a segment
+follows the one whose digest, which is that of the whole chain so far, it names. Two that follow the
+same one have the same key, so one of them is not stored.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any
+
+from sqlalchemy import (
+    BigInteger,
+    ColumnElement,
+    FromClause,
+    Integer,
+    LargeBinary,
+    Text,
+    and_,
+    delete,
+    exists,
+    func,
+    or_,
+    select,
+    update,
+)
+from sqlalchemy.sql.base import Executable
+
+from ckpt_orm.statements.dialects import DIGEST_SIZE, Column, constant, param
+from ckpt_orm.statements.reading import key_columns
+from ckpt_orm.statements.writing import Writing, at_places, params, part, places
+
+#: The cells of a tail without its data, and its digest.
+CELLS = {
+    "channel": Text,
+    "version": Text,
+    "chain": LargeBinary,
+    "start": BigInteger,
+    "follows": LargeBinary,
+}
+
+
+class Statements(Writing):
+    """All statements of one set of tables on one dialect; `statements_for` makes and keeps them."""
+
+    # --- where one statement stores all ---
+
+    @cached_property
+    def PUT_STARTING(self) -> Executable:
+        """A checkpoint with its blobs, and the chains that new ones of them start."""
+        (all_,) = self.dialect.together(self.SEGMENTS, self.BLOBS, self.CHECKPOINT)
+        return all_
+
+    @cached_property
+    def PUT_FOLLOWING(self) -> Executable:
+        """The same, where segments continue chains: all of it, or none where a chain has moved.
+
+        It returns how many segments were added, of which `expected` are.
+        """
+        added = self.SEGMENTS.returning(constant(1)).cte("added")
+        number = select(func.count()).select_from(added).scalar_subquery()
+        all_are = number == param("expected", Integer)
+        blobs, checkpoint = self._new_blobs(all_are), self._checkpoint(all_are)
+        return select(number).add_cte(blobs.cte("blobs"), checkpoint.cte("stored"))
+
+    # --- where each row has a statement ---
+
+    @cached_property
+    def FOLDING_SEGMENTS(self) -> Any:
+        """Segments that take the place of one; what it had after it, `FOLDED`, is to be deleted.
+
+        Only where one transaction writes at a time: elsewhere what another one adds meanwhile would
+        be overwritten.
+        """
+        insert = self._segments()
+        return insert.on_conflict_do_update(
+            index_elements=key_columns(self.segments),
+            set_={name: insert.excluded[name] for name in ("data", "digest")},
+        )
+
+    @cached_property
+    def FOLDED(self) -> Executable:
+        """What a chain has between a segment's start and its end, to delete."""
+        segment = self.segments.c
+        of_chain = ("thread_id", "checkpoint_ns", "channel")
+        return delete(self.segments).where(
+            *(segment[name] == param(name) for name in of_chain),
+            segment.chain == param("chain", LargeBinary),
+            segment.start > param("start", BigInteger),
+            segment.start < param("stop", BigInteger),
+        )
+
+    @cached_property
+    def CHANGES(self) -> Executable:
+        """How many rows the last statement has inserted."""
+        return select(func.changes())
+
+    # --- both ---
+
+    @cached_property
+    def PACKED(self) -> Executable:
+        """A version that is stored whole, to be made a log."""
+        return self._restored(self.blobs.c.chain.is_(None))
+
+    @cached_property
+    def UNPACKED(self) -> Executable:
+        """A version that is a log, to be stored whole."""
+        return self._restored(self.blobs.c.chain.is_not(None))
+
+    def _restored(self, still: ColumnElement[bool]) -> Executable:
+        at = self._named(self.blobs, "of_channel", "of_version")
+        names = ("type", "blob", "chain", "stop")
+        new = {name: param(f"new_{name}", self.blobs.c[name].type) for name in names}
+        return update(self.blobs).where(at, still).values(new)
+
+    @cached_property
+    def SEGMENTS(self) -> Any:
+        """Segments that start or continue a chain; where they cannot, they are not stored."""
+        keys = key_columns(self.segments)
+        return self._segments().on_conflict_do_nothing(index_elements=keys)
+
+    def _segments(self) -> Any:
+        source, cells, row = self._tails()
+        return self._insert(
+            self.segments,
+            source,
+            or_(self._starts(cells), self._follows(source, cells)),
+            **params("thread_id", "checkpoint_ns"),
+            **{name: cells[name] for name in ("channel", "chain", "start")},
+            **row,
+        )
+
+    def _tails(self) -> tuple[FromClause | None, dict[str, Column], dict[str, Column]]:
+        """Where segments come from, None for parameters; their cells; their data and digest."""
+        if self.dialect.stores_each:
+            row = {"data": param("data", LargeBinary), "digest": param("digest", LargeBinary)}
+            return None, {name: param(name, type_) for name, type_ in CELLS.items()}, row
+        tails = self.dialect.rows("tails", **places(CELLS), place=Integer, size=Integer)
+        place, size = tails.c.place, tails.c.size
+        row = {"data": part(place, size), "digest": part(place + size, constant(DIGEST_SIZE))}
+        return tails, at_places(tails, CELLS), row
+
+    def _starts(self, cells: dict[str, Column]) -> ColumnElement[bool]:
+        """Whether a tail is the beginning of a chain, for a version that is not there otherwise."""
+        blob = self.blobs.c
+        stored = exists().where(
+            blob.thread_id == param("thread_id"),
+            blob.checkpoint_ns == param("checkpoint_ns"),
+            blob.channel == cells["channel"],
+            blob.version == cells["version"],
+            blob.chain.is_distinct_from(cells["chain"]),
+        )
+        return and_(cells["follows"].is_(None), ~stored)
+
+    def _follows(self, tails: FromClause | None, cells: dict[str, Column]) -> ColumnElement[bool]:
+        """Whether a chain ends in the digest that a tail is made for.
+
+        Its first segment is locked, as it is before a chain is deleted. Whoever has waited for that
+        may see a last one that no longer is: what follows it has the key of what is to be added.
+        """
+        last = self.segments.alias("last")
+        digest = (
+            select(last.c.digest)
+            .where(self._is_of(last, cells))
+            .order_by(last.c.start.desc())
+            .limit(constant(1))
+        )
+        if tails is None:  # whoever writes on SQLite is alone
+            return digest.scalar_subquery() == cells["follows"]
+        first = self.segments.alias("first")
+        held = (
+            select(tails.c.channel)
+            .join(first, and_(self._is_of(first, cells), first.c.start == constant(0)))
+            .with_for_update(of=first)
+            .cte("held")
+        )
+        return and_(
+            cells["channel"].in_(select(held.c.channel)),
+            digest.correlate(tails).scalar_subquery() == cells["follows"],
+        )
+
+    def _is_of(self, segments: FromClause, cells: dict[str, Column]) -> ColumnElement[bool]:
+        """Whether a segment belongs to the chain of a tail."""
+        return and_(
+            segments.c.thread_id == param("thread_id"),
+            segments.c.checkpoint_ns == param("checkpoint_ns"),
+            segments.c.channel == cells["channel"],
+            segments.c.chain == cells["chain"],
+        )

@@ -1,0 +1,607 @@
+"""Values that grow, in the database: every version as it was put, whoever wrote and whoever reads.
+
+Each test stores lists long enough to become logs, and looks at the rows too, since a value that was
+stored whole would pass as well.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import count
+from multiprocessing import get_context
+from typing import Any
+
+import pytest
+from backends import BACKENDS, Backend, Called, called, named
+from builders import config, exact, id_of, put, values_of
+from langchain_core.messages import AIMessage
+from langgraph.checkpoint.serde.encrypted import EncryptedSerializer
+from sqlalchemy import URL, create_engine, delete, event, func, select, text, update
+
+from ckpt_orm import (
+    CheckpointBlob,
+    CheckpointSegment,
+    CorruptCheckpoint,
+    InvalidConfig,
+    SQLAlchemySaver,
+)
+
+#: One backend of each database, where the colour makes no difference.
+PLAIN = [backend for backend in BACKENDS if backend.name in ("sqlite", "psycopg")]
+
+#: Items of a list that is a log from its first version on.
+MANY = 200
+
+_NUMBER = count()
+
+
+def items(number: int) -> list[str]:
+    """Different strings of 600 characters."""
+    return [random.Random(next(_NUMBER)).randbytes(300).hex() for _ in range(number)]
+
+
+def chains(saver: Called, thread: str = "t") -> int:
+    """How many chains a thread has."""
+    segment = CheckpointSegment
+    asked = select(func.count(func.distinct(segment.chain))).where(segment.thread_id == thread)
+    return int(scalar(saver, asked))
+
+
+def logs(saver: Called, thread: str = "t") -> int:
+    """How many versions of a thread are stored as logs."""
+    blob = CheckpointBlob
+    asked = select(func.count()).where(blob.thread_id == thread, blob.chain.is_not(None))
+    return int(scalar(saver, asked))
+
+
+def stored(saver: Called, thread: str = "t") -> int:
+    """The bytes of a thread's values."""
+    blob, segment = CheckpointBlob, CheckpointSegment
+    of_blobs = select(func.sum(func.length(blob.blob))).where(blob.thread_id == thread)
+    of_chains = select(func.sum(func.length(segment.data))).where(segment.thread_id == thread)
+    return int(scalar(saver, of_blobs) or 0) + int(scalar(saver, of_chains) or 0)
+
+
+def scalar(saver: Called, statement: Any) -> Any:
+    """What a statement finds, on a connection of its own."""
+    engine = create_engine(database_of(saver))
+    with engine.connect() as connection:
+        found = connection.scalar(statement)
+    engine.dispose()
+    return found
+
+
+def change(saver: Called, statement: Any) -> int:
+    """How many rows a statement has changed."""
+    engine = create_engine(database_of(saver))
+    with engine.begin() as connection:
+        changed = connection.execute(statement).rowcount
+    engine.dispose()
+    return int(changed)
+
+
+def database_of(saver: Called) -> URL:
+    """The database, by a synchronous driver."""
+    url: URL = saver.engine.url
+    plain = "sqlite" if url.get_backend_name() == "sqlite" else "postgresql+psycopg"
+    return url.set(drivername=plain)
+
+
+def grow(saver: Called, steps: int, start: list[str], parent: Any = None) -> list[Any]:
+    """A list that grows by an item a step: (config, value) of each version."""
+    versions, value = [], list(start)
+    for _ in range(steps):
+        value = [*value, *items(1)]
+        parent = put(saver, "t", {"messages": value, "n": len(value)}, parent)
+        versions.append((parent, value))
+    return versions
+
+
+def assert_all(saver: Any, versions: list[Any]) -> None:
+    """Every version comes back, alone and in a list."""
+    for at, value in versions:
+        assert values_of(saver, at)["messages"] == value
+    listed = {id_of(found.config): found for found in saver.list(config("t"))}
+    for at, value in versions:
+        assert listed[id_of(at)].checkpoint["channel_values"]["messages"] == value
+
+
+def test_a_growing_list_costs_what_it_grew(saver: Called) -> None:
+    versions = grow(saver, 40, items(20))
+    assert_all(saver, versions)
+    assert (chains(saver), logs(saver)) == (1, 39)
+    whole = len(saver.serde.dumps_typed(versions[-1][1])[1])
+    assert stored(saver) < 2.2 * whole
+
+
+def test_messages_that_are_edited_removed_and_trimmed(saver: Called) -> None:
+    value: list[Any] = [AIMessage(text, id=str(n)) for n, text in enumerate(items(MANY))]
+    at, versions = None, []
+    for step in range(12):
+        value = list(value)
+        if step % 4 == 0:
+            value[MANY // 2] = AIMessage(items(1)[0], id="edited")
+        elif step % 4 == 1:
+            del value[7]
+        elif step % 4 == 2:
+            value = [*value[3:], AIMessage(items(1)[0], id=f"new {step}")]
+        at = put(saver, "t", {"messages": value}, at)
+        versions.append((at, value))
+    assert_all(saver, versions)
+    assert chains(saver) == 1
+    whole = len(saver.serde.dumps_typed(value)[1])
+    assert stored(saver) < 1.2 * whole
+
+
+def test_a_list_in_a_dict_shares_too(saver: Called) -> None:
+    at, value = None, {"before": "x" * 100, "list": items(MANY), "after": items(5)}
+    for step in range(5):
+        value = {**value, "list": [*value["list"], *items(1)], "step": step}
+        at = put(saver, "t", {"state": value}, at)
+        assert values_of(saver, at)["state"] == value
+    assert chains(saver) == 1
+    assert stored(saver) < 1.2 * len(saver.serde.dumps_typed(value)[1])
+
+
+def test_what_does_not_grow_keeps_the_official_layout(saver: Called) -> None:
+    at = put(saver, "t", {"a": items(20), "b": items(3), "c": "small"})
+    put(saver, "t", {"a": items(20), "b": items(3), "c": "small"}, at)
+    assert (chains(saver), logs(saver)) == (0, 0)
+
+
+def test_an_unchanged_value_of_a_new_version_is_still_there_after_a_prune(saver: Called) -> None:
+    first = put(saver, "t", {"messages": (value := items(MANY))})
+    last = put(saver, "t", {"messages": value}, first)
+    shorter = put(saver, "t", {"messages": value[:-1]}, last)
+    assert chains(saver) == 1
+    assert_all(saver, [(first, value), (last, value), (shorter, value[:-1])])
+    saver.prune(["t"])
+    assert values_of(saver, shorter)["messages"] == value[:-1]
+
+
+def test_a_put_is_repeated(saver: Called) -> None:
+    """As it is after a connection was lost, when nobody knows whether it had been committed."""
+    versions = grow(saver, 3, items(MANY))
+    at, value = versions[-1]
+    found = saver.get_tuple(at)
+    for _ in range(3):
+        again = saver.put(
+            versions[-2][0],
+            found.checkpoint,
+            found.metadata,
+            {"messages": found.checkpoint["channel_versions"]["messages"]},
+        )
+        assert again == at
+    assert_all(saver, versions)
+    assert chains(saver) == 1
+    assert_all(saver, versions + grow(saver, 3, value, at))
+
+
+def test_a_fork_is_a_chain_of_its_own(saver: Called) -> None:
+    versions = grow(saver, 10, items(MANY))
+    at, value = versions[4]
+    assert values_of(saver, at)["messages"] == value
+    fork = grow(saver, 5, value, at)
+    assert_all(saver, versions + fork)
+    assert chains(saver) == 2
+    assert_all(saver, versions + fork + grow(saver, 5, versions[-1][1], versions[-1][0]))
+
+
+@pytest.fixture
+def other(backend: Backend, ready_url: URL, saver: Called) -> Iterator[Called]:
+    """Another process's saver, which knows nothing of the first one's puts."""
+    with called(backend, ready_url) as found:
+        yield found
+
+
+def test_two_savers_that_know_nothing_of_each_other(saver: Called, other: Called) -> None:
+    versions = grow(saver, 5, items(MANY))
+    at, value = versions[-1]
+    assert values_of(other, at)["messages"] == value
+    theirs = grow(other, 5, value, at)  # goes on with the chain
+    assert chains(saver) == 1
+    ours = grow(saver, 5, value, at)  # believes the chain to end where it knows it to
+    assert chains(saver) == 2
+    for each in (saver, other):
+        assert_all(each, versions + theirs + ours)
+
+
+def test_the_chain_was_deleted_meanwhile(saver: Called, other: Called) -> None:
+    _, value = grow(saver, 3, items(MANY))[-1]
+    other.delete_thread("t")
+    assert chains(saver) == 0
+    assert_all(saver, grow(saver, 3, value, None))
+    assert chains(saver) == 1
+
+
+def test_the_chain_was_pruned_meanwhile(saver: Called, other: Called) -> None:
+    versions = grow(saver, 3, items(MANY))
+    put(other, "t", {"messages": "short"}, versions[-1][0])
+    other.prune(["t"])
+    assert chains(saver) == 0
+    assert_all(saver, grow(saver, 3, versions[-1][1], None))
+
+
+@named(PLAIN)
+def test_a_chain_is_deleted_with_the_last_version_that_needs_it(saver: Called) -> None:
+    versions = grow(saver, 6, items(MANY))
+    fork = grow(saver, 3, versions[2][1], versions[2][0])
+    assert chains(saver) == 2
+    saver.prune(["t"])
+    assert chains(saver) == 1
+    assert values_of(saver, fork[-1][0])["messages"] == fork[-1][1]
+    assert stored(saver) < 1.1 * len(saver.serde.dumps_typed(fork[-1][1])[1])
+
+
+@named(PLAIN)
+def test_runs_are_deleted(saver: Called) -> None:
+    first = put(saver, "t", {"messages": items(MANY)}, metadata={"run_id": "r1"})
+    value = [*values_of(saver, first)["messages"], *items(1)]
+    second = put(saver, "t", {"messages": value}, first, {"run_id": "r2"})
+    saver.delete_for_runs(["r1"])
+    assert values_of(saver, second)["messages"] == value
+    assert chains(saver) == 1
+    saver.delete_for_runs(["r2"])
+    assert (chains(saver), logs(saver)) == (0, 0)
+
+
+@pytest.mark.parametrize("latest_only", [False, True])
+def test_a_copy_goes_its_own_way(saver: Called, latest_only: bool) -> None:
+    versions = grow(saver, 5, items(MANY))
+    at, value = versions[-1]
+    saver.copy_thread("t", "copy", latest_only=latest_only)
+    there = config("copy", id=id_of(at))
+    assert values_of(saver, there)["messages"] == value
+    mine = put(saver, "t", {"messages": [*value, "mine"]}, at)
+    theirs = put(saver, "copy", {"messages": [*value, "theirs"]}, there)
+    # The second copy meets chains of the first that have gone on in another way.
+    saver.copy_thread("t", "copy", latest_only=latest_only)
+    assert values_of(saver, theirs)["messages"] == [*value, "theirs"]
+    assert values_of(saver, config("copy", id=id_of(mine)))["messages"] == [*value, "mine"]
+    saver.delete_thread("t")
+    assert values_of(saver, theirs)["messages"] == [*value, "theirs"]
+    assert values_of(saver, config("copy", id=id_of(mine)))["messages"] == [*value, "mine"]
+    assert chains(saver, "t") == 0
+    assert chains(saver, "copy") == 2
+
+
+@named(PLAIN)
+def test_what_was_rolled_back_is_not_built_upon(saver: Called, other: Called) -> None:
+    """The other saver makes the chain just as long, with other bytes."""
+    at, value = grow(saver, 2, items(MANY))[-1]
+    lost, kept = (f"{number}" + "x" * 600 for number in (1, 2))
+    engine = create_engine(database_of(saver))
+    with engine.connect() as connection:
+        guest = saver.saver.using(connection)
+        with connection.begin() as transaction:
+            gone = put(guest, "t", {"messages": [*value, lost]}, at)
+            transaction.rollback()
+    engine.dispose()
+    assert values_of(other, at)["messages"] == value
+    theirs = put(other, "t", {"messages": [*value, kept]}, at)
+    assert chains(saver) == 1
+    mine = put(saver, "t", {"messages": [*value, lost, "more"]}, at)
+    assert saver.get_tuple(gone) is None
+    assert values_of(saver, theirs)["messages"] == [*value, kept]
+    assert values_of(saver, mine)["messages"] == [*value, lost, "more"]
+
+
+@named(PLAIN)
+def test_a_reader_that_writes_whole(saver: Called, backend: Backend, ready_url: URL) -> None:
+    versions = grow(saver, 3, items(MANY))
+    whole = SQLAlchemySaver.from_url(ready_url, growth="whole")
+    assert_all(whole, versions)
+    before = logs(saver)
+    versions += grow(whole, 2, versions[-1][1], versions[-1][0])  # type: ignore[arg-type]
+    assert logs(saver) == before
+    assert_all(saver, versions)
+    whole.close()
+
+
+def test_growth_is_one_of_two_words(sqlite_url: URL) -> None:
+    with pytest.raises(InvalidConfig, match="use 'append', 'whole' or None"):
+        SQLAlchemySaver.from_url(sqlite_url, growth="both")  # type: ignore[arg-type]
+
+
+@named(PLAIN)
+@pytest.mark.parametrize("damage", ["changed", "missing", "shortened", "no manifest"])
+def test_a_damaged_chain_is_told(saver: Called, damage: str) -> None:
+    at, _ = grow(saver, 4, items(MANY))[-1]
+    segment, blob = CheckpointSegment, CheckpointBlob
+    first = segment.start == 0
+    same_size = select(func.length(segment.data)).where(first).scalar_subquery()
+    size = int(scalar(saver, select(same_size)))
+    statements = {
+        "changed": update(segment).where(first).values(data=b"x" * size),
+        "missing": delete(segment).where(segment.start > 0),
+        "shortened": update(segment).where(first).values(data=b"x" * (size - 1)),
+        "no manifest": update(blob).where(blob.chain.is_not(None)).values(blob=b"x" * 40),
+    }
+    assert change(saver, statements[damage]) > 0
+    with pytest.raises(CorruptCheckpoint, match="checkpoint_blobs"):
+        saver.get_tuple(at)
+    report = saver.saver.verify()
+    assert not report.ok
+    assert {fault.table for fault in report.faults} == {"checkpoint_blobs"}
+
+
+@named(PLAIN)
+def test_logs_are_verified_and_swept(saver: Called) -> None:
+    from datetime import timedelta
+
+    from ckpt_orm import Retention
+
+    versions = grow(saver, 6, items(MANY))
+    grow(saver, 2, versions[0][1], versions[0][0])
+    report = saver.saver.verify()
+    assert report.ok
+    assert report.payloads >= 8
+    predicted = saver.saver.sweep(Retention(keep_last=1), dry_run=True)
+    swept = saver.saver.sweep(Retention(keep_last=1))
+    assert swept == predicted
+    assert swept.segments == 0 or chains(saver) == 1
+    assert saver.saver.verify().ok
+    gone = saver.saver.sweep(Retention(idle_after=timedelta(0)))
+    assert gone.segments > 0
+    assert (chains(saver), logs(saver)) == (0, 0)
+
+
+@named(PLAIN)
+def test_what_is_encrypted_is_stored_whole(backend: Backend, ready_url: URL) -> None:
+    serde = EncryptedSerializer.from_pycryptodome_aes(key=b"0123456789abcdef")
+    with called(backend, ready_url, serde=serde) as saver:
+        versions = grow(saver, 3, items(MANY))
+        assert_all(saver, versions)
+        assert logs(saver) == 0
+
+
+@named(PLAIN)
+def test_processes_fork_one_version(saver: Called, ready_url: URL) -> None:
+    at, value = grow(saver, 2, items(MANY))[-1]
+    with get_context("spawn").Pool(8) as pool:
+        jobs = [(str(ready_url.render_as_string(False)), at, number) for number in range(8)]
+        forks = [fork for forks in pool.map(_forked, jobs) for fork in forks]
+    for number, fork in forks:
+        found = values_of(saver, fork)["messages"]
+        assert found[: len(value)] == value
+        steps = len(found) - len(value)
+        assert found[len(value) :] == [f"{number} {step}" for step in range(steps)]
+    assert 2 <= chains(saver) <= 8
+    assert saver.saver.verify().ok
+
+
+def _forked(job: tuple[str, Any, int]) -> list[tuple[int, Any]]:
+    url, at, number = job
+    forks = []
+    with SQLAlchemySaver.from_url(url) as saver:
+        for step in range(5):
+            value = values_of(saver, at)["messages"]
+            versions = {"messages": saver.get_next_version(f"{step + 10**6}", None)}
+            at = put(saver, "t", {"messages": [*value, f"{number} {step}"]}, at, versions=versions)
+            forks.append((number, at))
+    return forks
+
+
+def test_callers_at_once(saver: Called) -> None:
+    at, value = grow(saver, 2, items(MANY))[-1]
+
+    def forked(number: int) -> Callable[[Any], Any]:
+        versions: Any = {"messages": f"{number + 10**6:032d}.0"}
+        from builders import checkpoint
+
+        built = checkpoint({"messages": [*value, str(number)]}, versions)
+        return lambda each: each.put(at, built, {}, versions)
+
+    forks = saver.at_once(*map(forked, range(8)))
+    for number, fork in enumerate(forks):
+        assert values_of(saver, fork)["messages"] == [*value, str(number)]
+
+
+@named(PLAIN)
+def test_a_put_that_breaks_off_leaves_nothing(saver: Called) -> None:
+    """At each of its statements, where it consists of several."""
+    versions = grow(saver, 20, items(MANY))  # the next ones fold on SQLite
+    at, value = versions[-1]
+    engine = saver.engine
+    for doomed in range(1, 7):
+        executed = count(1)
+
+        def fail(*_: Any, doomed: int = doomed, executed: Any = executed) -> None:
+            if next(executed) == doomed:
+                raise RuntimeError("pulled the plug")
+
+        event.listen(engine, "before_cursor_execute", fail)
+        try:
+            broken = put_or_none(saver, value, at)
+        finally:
+            event.remove(engine, "before_cursor_execute", fail)
+        if broken is not None:
+            versions.append((broken, [*value, "more"]))
+        assert_all(saver, versions)
+        assert saver.saver.verify().ok
+    assert_all(saver, versions + grow(saver, 20, value, at))
+
+
+def put_or_none(saver: Called, value: list[str], at: Any) -> Any:
+    """A put that may be made to fail."""
+    from builders import checkpoint, version
+
+    versions = {"messages": version(), "n": version()}
+    built = checkpoint({"messages": [*value, "more"], "n": 1}, versions)
+    try:
+        return saver.put(at, built, {}, versions)
+    except RuntimeError:
+        return None
+
+
+@named([backend for backend in BACKENDS if backend.name == "psycopg"])
+def test_puts_beside_prunes_deletes_and_copies(saver: Called, other: Called) -> None:
+    """What is acknowledged after the last deletion is there; nothing is ever half there."""
+
+    def write(seed: int) -> None:
+        chance, at, value = random.Random(seed), None, items(MANY)
+        for _ in range(40):
+            value = [*value, f"{seed} {chance.random()}"]
+            at = put_blind(saver, value, at)
+            found = saver.get_tuple(config("t"))
+            if found is not None and "messages" in found.checkpoint["channel_values"]:
+                value = found.checkpoint["channel_values"]["messages"]
+                at = found.config
+
+    def upset(seed: int) -> None:
+        chance = random.Random(seed)
+        for _ in range(60):
+            {
+                0: lambda: other.prune(["t"]),
+                1: lambda: other.delete_thread("t"),
+                2: lambda: other.copy_thread("t", "copy"),
+                3: lambda: other.prune(["copy"]),
+            }[chance.randrange(4)]()
+
+    with ThreadPoolExecutor(4) as threads:
+        jobs = [threads.submit(write, n) for n in (1, 2)]
+        jobs += [threads.submit(upset, n) for n in (3, 4)]
+        for job in jobs:
+            job.result()
+    for thread in ("t", "copy"):
+        list(saver.list(config(thread)))
+    faults = [fault for fault in saver.saver.verify().faults if fault.kind != "orphaned blob"]
+    assert faults == []
+
+
+def put_blind(saver: Called, value: list[str], at: Any) -> Any:
+    """A put that asks nothing first."""
+    from builders import checkpoint, version
+
+    versions = {"messages": version()}
+    built = checkpoint({"messages": value}, versions)
+    return saver.put(at or config("t"), built, {}, versions)
+
+
+def test_a_child_process_goes_on(sqlite_url: URL) -> None:
+    saver = SQLAlchemySaver.from_url(sqlite_url)
+    saver.setup()
+    at, value = grow(saver, 2, items(MANY))[-1]  # type: ignore[arg-type]
+    saver.close()
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            there = put(saver, "t", {"messages": [*value, "child"]}, at)
+            status = int(values_of(saver, there)["messages"] != [*value, "child"])
+        finally:
+            os._exit(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert values_of(saver, config("t"))["messages"] == [*value, "child"]
+    saver.close()
+
+
+@named(PLAIN)
+def test_values_of_all_kinds_are_exact(saver: Called) -> None:
+    """As logs: what stands around the changed part must not be changed with it."""
+    rest = {"nan": float("nan"), "neg": -0.0, "big": 2**62, "set": {1, 2}, "bytes": b"\x00" * 70000}
+    at = None
+    for step in range(4):
+        value = {"list": items(1) + [step] * 3, **rest, "text": "ab\x00" * 30000 + str(step)}
+        at = put(saver, "t", {"state": value}, at)
+        assert exact(values_of(saver, at)["state"]) == exact(value)
+    assert chains(saver) == 1
+
+
+@named([backend for backend in BACKENDS if not backend.is_async or backend.name == "asyncpg"])
+def test_packed_and_unpacked(backend: Backend, ready_url: URL) -> None:
+    with called(backend, ready_url, growth="whole") as saver:
+        versions = grow(saver, 20, items(MANY // 2))
+        fork = grow(saver, 3, versions[5][1], versions[5][0])
+        small = put(saver, "small", {"messages": ["x"]})
+        whole = stored(saver)
+        packed = saver.pack()
+        assert (packed.threads, packed.skipped) == (2, 0)
+        assert packed.values == logs(saver) >= 20
+        assert stored(saver) < whole / 5
+        assert saver.verify().ok
+        assert_all(saver, versions + fork)
+        assert saver.pack().values == 0
+        unpacked = saver.unpack()
+        assert unpacked.values == packed.values
+        assert (logs(saver), chains(saver), stored(saver)) == (0, 0, whole)
+        assert saver.verify().ok
+        assert_all(saver, versions + fork)
+        assert values_of(saver, small) == {"messages": ["x"]}
+
+
+@named(PLAIN)
+def test_a_run_goes_on_while_its_thread_is_packed_and_unpacked(saver: Called) -> None:
+    at, value = grow(saver, 2, items(MANY))[-1]
+    done = threading.Event()
+
+    def convert() -> None:
+        while not done.is_set():
+            saver.saver.unpack()
+            saver.saver.pack()
+
+    with ThreadPoolExecutor(1) as threads:
+        job = threads.submit(convert)
+        versions = grow(saver, 30, value, at)
+        done.set()
+        job.result()
+    assert_all(saver, versions)
+    assert saver.verify().ok
+
+
+def test_the_official_saver_reads_what_was_unpacked(postgres_url: URL) -> None:
+    from langgraph.checkpoint.postgres import PostgresSaver
+
+    dsn = postgres_url.set(drivername="postgresql").render_as_string(hide_password=False)
+    saver = SQLAlchemySaver.from_url(postgres_url)
+    saver.setup()
+    versions = grow(Called(saver, None, saver._runner.engine), 5, items(MANY))
+    saver.unpack()
+    saver.close()
+    with PostgresSaver.from_conn_string(dsn) as official:
+        for at, value in versions:
+            found = official.get_tuple(at)
+            assert found is not None
+            assert found.checkpoint["channel_values"]["messages"] == value
+
+
+def test_adopted_tables_get_whole_values(postgres_url: URL) -> None:
+    """Since whoever has the official saver beside ours could not read anything else."""
+    from langgraph.checkpoint.postgres import PostgresSaver
+
+    dsn = postgres_url.set(drivername="postgresql").render_as_string(hide_password=False)
+    with PostgresSaver.from_conn_string(dsn) as official:
+        official.setup()
+        for growth, expected in ((None, 0), ("append", 2)):
+            saver = SQLAlchemySaver.from_url(postgres_url, growth=growth)  # type: ignore[arg-type]
+            saver.setup()
+            saver.get_tuple(config("t"))
+            held = Called(saver, None, saver._runner.engine)
+            versions = grow(held, 3, items(MANY))
+            assert logs(held) >= expected
+            assert (logs(held) == 0) == (expected == 0)
+            if growth is None:
+                found = official.get_tuple(versions[-1][0])
+                assert found is not None
+                assert found.checkpoint["channel_values"]["messages"] == versions[-1][1]
+            saver.delete_thread("t")
+            saver.close()
+
+
+def test_the_text_of_sqlite_may_be_utf16(sqlite_url: URL) -> None:
+    """Bytes are joined by an operator that is meant for text."""
+    engine = create_engine(sqlite_url)
+    with engine.connect() as connection:
+        connection.execute(text("PRAGMA encoding = 'UTF-16'"))
+        connection.commit()
+        saver = SQLAlchemySaver(engine)
+    saver.setup()
+    held = Called(saver, None, engine)
+    at, value = grow(held, 3, items(MANY))[-1]
+    saver.copy_thread("t", "copy")
+    assert values_of(saver, config("copy", id=id_of(at)))["messages"] == value
+    engine.dispose()
