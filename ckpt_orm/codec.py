@@ -6,7 +6,8 @@
     Found                        -> CheckpointTuple
 
 A checkpoint's `channel_values` are split. Inlined in its document are the scalars that JSON holds
-exactly (see `documents`), unless the serde is one that hides what it writes. Every other value is a
+exactly (see `documents`), unless the serde is one that hides what it writes, and but for long
+strings, which may grow and would be stored with each checkpoint. Every other value is a
 blob keyed by its channel's version, written for the channels in `new_versions` only: what is not in
 there is stored already, and the live object may belong to a later superstep by now.
 
@@ -37,6 +38,7 @@ from xxhash import xxh3_128_digest
 
 from ckpt_orm import documents
 from ckpt_orm.errors import CorruptCheckpoint, InvalidConfig
+from ckpt_orm.growth import THRESHOLD
 from ckpt_orm.logs import Logs, payload_of, tag_of
 from ckpt_orm.rows import (
     EMPTY,
@@ -116,9 +118,10 @@ class Codec:
             else:
                 version = versions.get(channel)
             small = documents.fits(value)
+            is_long = type(value) is str and len(value) >= THRESHOLD
             if isinstance(value, _DeltaSnapshot):
                 inline[channel] = True  # the official saver's mark; the blob wins when it is read
-            elif small and self.inlines:
+            elif small and self.inlines and not is_long:
                 inline[channel] = value
                 continue
             # A small value cannot have changed since its version, and where another serde had

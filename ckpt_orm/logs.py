@@ -79,13 +79,17 @@ class Logs:
             known = log.grown.known(blob.version, log.blob.type, _payload(log))
             self.shelf.memory.remember(self._channel(key, blob), known)
         elif _may_grow(blob):
-            self._remember_whole(key, blob)
+            bases = self.shelf.memory.recall(self._channel(key, blob))
+            if all(known.version != blob.version for known in bases):
+                self._remember_whole(key, blob)
 
     def planned(self, key: Key, blob: Blob) -> Log | None:
         """How a version shares bytes with earlier ones; None where it is better stored whole."""
         if not _may_grow(blob):
             return None
         bases = self.shelf.memory.recall(self._channel(key, blob))
+        if any(known.version == blob.version for known in bases):
+            return None  # it is there already, unless that was rolled back
         grown = growth.plan(blob.type, blob.blob or b"", bases, fold=self.shelf.fold)
         return None if grown is None else Log(blob, grown)
 

@@ -147,6 +147,19 @@ def test_a_list_in_a_dict_shares_too(saver: Called) -> None:
     assert stored(saver) < 1.2 * len(saver.serde.dumps_typed(value)[1])
 
 
+def test_a_long_string_that_grows(saver: Called) -> None:
+    """Which as a scalar would be inlined in every checkpoint's document."""
+    at, text, versions = None, "".join(items(20)), []
+    for step in range(5):
+        text += items(1)[0]
+        at = put(saver, "t", {"messages": text, "n": step}, at)
+        versions.append((at, text))
+    at = put(saver, "t", {"messages": text, "n": 6}, at, new=["n"])
+    assert_all(saver, [*versions, (at, text)])
+    assert chains(saver) == 1
+    assert stored(saver) < 2.5 * len(text)
+
+
 def test_what_does_not_grow_keeps_the_official_layout(saver: Called) -> None:
     at = put(saver, "t", {"a": items(20), "b": items(3), "c": "small"})
     put(saver, "t", {"a": items(20), "b": items(3), "c": "small"}, at)

@@ -169,9 +169,10 @@ class Statements(Writing):
         if tails is None:  # whoever writes on SQLite is alone
             return digest.scalar_subquery() == cells["follows"]
         first = self.segments.alias("first")
+        at_start = and_(self._is_of(first, cells), first.c.start == constant(0))
         held = (
             select(tails.c.channel)
-            .join(first, and_(self._is_of(first, cells), first.c.start == constant(0)))
+            .select_from(tails.join(first, at_start))
             .with_for_update(of=first)
             .cte("held")
         )

@@ -60,7 +60,7 @@ FOUND: dict[str, TypeEngine[Any]] = {
 
 #: The key of a blob, and what is read of it.
 BLOB_KEY = ("thread_id", "checkpoint_ns", "channel", "version")
-PAYLOAD = ("type", "blob", "digest")
+PAYLOAD = ("type", "blob", "digest", "chain")
 
 
 def key_columns(table: Table) -> list[str]:
@@ -188,9 +188,7 @@ class Reading:
                 checkpoint=text_of(row.checkpoint),
                 metadata=text_of(row.metadata),
             ),
-            found(
-                "blob", blobs, **{name: blobs.c[name] for name in (*BLOB_KEY, *PAYLOAD, "chain")}
-            ),
+            found("blob", blobs, **{name: blobs.c[name] for name in (*BLOB_KEY, *PAYLOAD)}),
             self._segments_of(blobs, several),
             self._writes_of("write", target, key, row.checkpoint_id),
             self._writes_of("send", target, key, row.parent_checkpoint_id).where(
@@ -217,7 +215,7 @@ class Reading:
         joined, blob = self.dialect.lookup(
             versions, self.blobs, and_(*(self.blobs.c[name] == key[name] for name in key))
         )
-        columns = (blob[name] for name in (*PAYLOAD, "chain", "stop"))
+        columns = (blob[name] for name in (*PAYLOAD, "stop"))
         return select(*key.values(), *columns).select_from(joined).cte("named")
 
     def _segments_of(self, blobs: CTE, several: bool) -> Select[Any]:

@@ -70,7 +70,7 @@ class Stepping(Reading):
             blob.channel == named.c.key,
             blob.version == self.dialect.text(named.c.value),
         )
-        columns = (blob[name] for name in ("channel", "version", *PAYLOAD, "chain", "stop"))
+        columns = (blob[name] for name in ("channel", "version", *PAYLOAD, "stop"))
         return select(*columns).select_from(named.outerjoin(self.blobs, same))
 
     @cached_property

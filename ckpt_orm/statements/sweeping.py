@@ -263,7 +263,7 @@ class Sweeping(Keeping):
     @cached_property
     def BLOBS_AFTER(self) -> Executable:
         """The next blobs of a thread, with their payload."""
-        columns = ("checkpoint_ns", "channel", "version", *PAYLOAD, "chain", "stop")
+        columns = ("checkpoint_ns", "channel", "version", *PAYLOAD, "stop")
         return _after(self.blobs, *columns).where(self.blobs.c.type != constant(EMPTY))
 
     @cached_property

@@ -113,7 +113,7 @@ class Walking(Stepping):
                 valued,
                 **key,
                 version=blob.version,
-                **{name: blob[name] for name in (*PAYLOAD, "chain")},
+                **{name: blob[name] for name in PAYLOAD},
             ),
             self._segments_below(valued, blob.stop, **at_blob, checkpoint_id=walk.c.checkpoint_id),
             found(
