@@ -6,6 +6,7 @@ What is public is named here. To read the code, follow a call:
     codec        MEANING: configs and checkpoints become rows, rows become CheckpointTuples
     rows         what travels between the codec and the operations
     documents    what JSON can hold, and the one rule for what it cannot
+    logs, growth what versions of a growing value have in common, and how little a new one stores
     runners      HOW: in either colour, retried as a whole, errors told in our words
     combining    TOGETHER: calls of the same time in one transaction
     waiting      turns, threads, and what is not interrupted
@@ -14,11 +15,13 @@ What is public is named here. To read the code, follow a call:
     engines      WHERE: the engines of an application, and those made from a URL
     operations   EXECUTE: functions of a connection, written once for both colours
     statements   PLAN: every SQL statement, each built once
+    parcels      the rows of a call as two parameters
     lanes        Core, or the short way to the driver
     history, retention    DeltaChannel walks; deleting and copying by rule
     finding      summaries of threads, counts: what there is, without its state
     policies, sweeping    what of a thread stays; the rest goes in small transactions
     anatomy, verifying    whether what is stored fits together
+    packing      values that are there become logs, or whole again
     compacting   a value where a DeltaChannel had to be rebuilt
     upkeep       the saver's methods for an operator
     models       the tables, as declarative models
@@ -65,6 +68,7 @@ from ckpt_orm.version import __version__
 if TYPE_CHECKING:
     from ckpt_orm.engines import tune
     from ckpt_orm.finding import ThreadSummary
+    from ckpt_orm.packing import Packed
     from ckpt_orm.policies import Retention
     from ckpt_orm.saver import SQLAlchemySaver
     from ckpt_orm.sweeping import Progress, Swept
@@ -89,6 +93,7 @@ __all__ = [
     "ForeignTable",
     "InvalidConfig",
     "Models",
+    "Packed",
     "Progress",
     "Report",
     "Retention",
@@ -113,6 +118,7 @@ __all__ = [
 #: migration or an application's models have no use for and would wait a second for.
 _LATER = {
     "Fault": "verifying",
+    "Packed": "packing",
     "Progress": "sweeping",
     "Report": "verifying",
     "Retention": "policies",
