@@ -153,7 +153,8 @@ ROW = {
         "VALUES ('other', 'x', 'x', 'x', 1, 'x', 'x'"
     ),
     "agent_checkpoint_segments": (
-        "thread_id, channel, chain, start, data, digest) VALUES ('other', 'x', 'x', 'x', 0, 'x', 'x'"
+        "thread_id, channel, chain, start, data, digest) "
+        "VALUES ('other', 'x', 'x', 'x', 0, 'x', 'x'"
     ),
 }
 
