@@ -9,6 +9,7 @@ What is public is named here. To read the code, follow a call:
     logs, growth what versions of a growing value have in common, and how little a new one stores
     runners      HOW: in either colour, retried as a whole, errors told in our words
     combining    TOGETHER: calls of the same time in one transaction
+    spares       a connection between two calls
     waiting      turns, threads, and what is not interrupted
     guests       WITHIN: operations in a transaction of the caller's
     tenants      SCOPED: for one tenant of many, whose name the statements ask of `scope`

@@ -39,6 +39,7 @@ from ckpt_orm.failures import is_missing, passes, translated
 from ckpt_orm.logs import Logs, Shelf
 from ckpt_orm.models import Models
 from ckpt_orm.operations import Access, Operation
+from ckpt_orm.spares import Loan, spares_of
 from ckpt_orm.statements import statements_for
 from ckpt_orm.waiting import Turns, in_thread
 
@@ -97,6 +98,7 @@ class Runner:
         self._owned = owned
         self._turns = Turns(engine, async_engine)
         self._lines = Lines(self.statements.dialect.leaders)
+        self._spares = spares_of(engine) if engine is not None and owned else None
         self._ready = False
         if growth not in _GROWS:
             raise InvalidConfig(f"growth={growth!r} is not known: use 'append', 'whole' or None")
@@ -167,7 +169,7 @@ class Runner:
     def _run_once(
         self, engine: Engine, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs
     ) -> R:
-        with self._turns.take(operation.access), engine.connect() as conn:
+        with self._turns.take(operation.access), self._connect(engine) as conn:
             return self._execute_alone(conn, operation, *args, **kwargs)
 
     async def _arun_once(self, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
@@ -196,7 +198,7 @@ class Runner:
             return self.execute(conn, operation, *args, **kwargs)
 
     def _store_once(self, engine: Engine, batch: Batch) -> None:
-        with self._turns.take(Access.CHANGE), engine.connect() as conn:
+        with self._turns.take(Access.CHANGE), self._connect(engine) as conn:
             self._execute_together(conn, batch)
 
     async def _astore_once(self, batch: Batch) -> None:
@@ -259,6 +261,9 @@ class Runner:
         if not driver.in_transaction and not writes_first:
             conn.exec_driver_sql(begin)
 
+    def _connect(self, engine: Engine) -> Loan | Connection:
+        return engine.connect() if self._spares is None else self._spares.connect()
+
     def _sync_engine(self) -> Engine:
         if self.engine is None:
             raise WrongEngine(
@@ -280,7 +285,7 @@ class Runner:
         """Bring the tables to this release's revision; see `migrations.setup_models`."""
         engine = self._sync_engine()
         turn = self._turns.take(Access.CHANGE)
-        with translated("setup"), turn, engine.connect() as conn:
+        with translated("setup"), turn, self._connect(engine) as conn:
             self.set_up(conn)
 
     async def asetup(self) -> None:
@@ -294,6 +299,8 @@ class Runner:
 
     def dispose(self) -> None:
         """Close the connections of a sync engine that was made here."""
+        if self._spares is not None:
+            self._spares.dispose()
         if self._owned and self.engine is not None:
             self.engine.dispose()
 

@@ -23,7 +23,7 @@ FLOORS = [
     {"statements"},
     {"lanes"},
     {"operations", "engines"},
-    {"waiting"},
+    {"waiting", "spares"},
     {"combining"},
     {"history", "retention", "runners"},
     {"guests"},
