@@ -7,6 +7,7 @@ or needs one of them, and there is no server whose connections would be occupied
 from __future__ import annotations
 
 from types import TracebackType
+from typing import cast
 
 from sqlalchemy import Connection, Engine
 from sqlalchemy.pool import QueuePool
@@ -21,7 +22,7 @@ class Spares:
     """Lends connections of an engine, and keeps a few that came back.
 
     Args:
-        engine: an engine that nobody else uses.
+        engine: an engine that nobody else uses, with a QueuePool.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -48,7 +49,9 @@ class Spares:
         driver = conn.connection.driver_connection
         if driver is not None and driver.in_transaction:
             driver.rollback()
-        if len(self._idle) < MOST:
+        # Whoever waits for the pool to have one again is woken by the pool only.
+        pool = cast("QueuePool", self._engine.pool)
+        if len(self._idle) < MOST and pool.checkedout() < pool.size():
             self._idle.append(conn)
         else:
             conn.close()
