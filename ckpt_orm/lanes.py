@@ -17,9 +17,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import lru_cache
-from operator import itemgetter
+from operator import attrgetter, itemgetter, methodcaller
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from sqlalchemy import Connection
 from sqlalchemy import Dialect as Engineer
@@ -107,13 +107,26 @@ def execute(
     conn: Connection, st: Statements, statement: Executable, params: Mapping[str, Any]
 ) -> Sequence[Any]:
     """Execute a constant; the rows it returns, as tuples."""
-    if _is_clear(conn, st) and _compiled(conn.dialect, statement).is_plain:
+    if _is_clear(conn, st) and (compiled := _compiled(conn.dialect, statement)).is_plain:
+        rows = _fetched if compiled.returns_rows else _nothing
         try:
-            return _execute_directly(conn, statement, params)
+            return cast("Sequence[Any]", _execute_directly(conn, compiled, params, rows))
         except conn.dialect.loaded_dbapi.Error as error:
             _tell(conn, st, statement, error)
     result = conn.execute(statement, params)
     return result.all() if result.returns_rows else ()
+
+
+def change(
+    conn: Connection, st: Statements, statement: Executable, params: Mapping[str, Any]
+) -> int:
+    """Execute a constant that changes rows; how many it has changed."""
+    if _is_clear(conn, st) and (compiled := _compiled(conn.dialect, statement)).is_plain:
+        try:
+            return int(_execute_directly(conn, compiled, params, _count))
+        except conn.dialect.loaded_dbapi.Error as error:
+            _tell(conn, st, statement, error)
+    return int(conn.execute(statement, params).rowcount)
 
 
 def execute_many(
@@ -211,17 +224,24 @@ def _is_clear(conn: Connection, st: Statements, events: Sequence[str] = EVENTS) 
 
 
 def _execute_directly(
-    conn: Connection, statement: Executable, params: Mapping[str, Any]
-) -> Sequence[Any]:
-    compiled = _compiled(conn.dialect, statement)
+    conn: Connection, compiled: Compiled, params: Mapping[str, Any], found: Callable[[Any], Any]
+) -> Any:
     cursor: Any = conn.connection.cursor()
     try:
         if conn.dialect.name == "postgresql":
             getattr(cursor, "_cursor", cursor).format = BINARY
         cursor.execute(compiled.text, compiled.parameters(params))
-        return cursor.fetchall() if compiled.returns_rows else ()
+        return found(cursor)
     finally:
         cursor.close()
+
+
+#: What is asked of a cursor when it has executed.
+_fetched, _count = methodcaller("fetchall"), attrgetter("rowcount")
+
+
+def _nothing(cursor: Any) -> Sequence[Any]:
+    return ()
 
 
 @lru_cache(maxsize=1024)

@@ -218,8 +218,8 @@ def add_segment(conn: Connection, st: Statements, thread: Mapping[str, Any], tai
             raise ChainMoved
         return
     params = {**thread, **tail._asdict()}
-    lanes.execute(conn, st, st.FOLDING_SEGMENTS if tail.folds else st.SEGMENTS, params)
-    if tail.follows is not None and not lanes.execute(conn, st, st.CHANGES, {})[0][0]:
+    statement = st.FOLDING_SEGMENTS if tail.folds else st.SEGMENTS
+    if not lanes.change(conn, st, statement, params) and tail.follows is not None:
         raise ChainMoved
     if tail.folds:
         lanes.execute(conn, st, st.FOLDED, {**params, "stop": tail.start + len(tail.data)})

@@ -24,9 +24,9 @@ def direct(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     taken: list[Any] = []
     original = lanes._execute_directly
 
-    def counted(conn: Connection, statement: Any, params: Any) -> Any:
-        taken.append(statement)
-        return original(conn, statement, params)
+    def counted(conn: Connection, compiled: Any, *given: Any) -> Any:
+        taken.append(compiled)
+        return original(conn, compiled, *given)
 
     monkeypatch.setattr(lanes, "_execute_directly", counted)
     return taken
@@ -142,7 +142,7 @@ def test_an_error_is_told_by_core(saver: Called, direct: list[Any]) -> None:
     }
     with saver.engine.connect() as conn, pytest.raises(DBAPIError):
         lanes.execute(conn, st, st.WRITES, params)
-    assert direct == [st.WRITES]
+    assert [one.text for one in direct] == [str(st.WRITES.compile(dialect=saver.engine.dialect))]
 
 
 @IN_THE_CALLERS_THREAD

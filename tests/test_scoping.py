@@ -25,15 +25,14 @@ NAMES = {table.name for table in MODELS.tables}
 SHAPES = [Page(*flags) for flags in product([False, True], repeat=len(Page._fields))]
 
 
-#: What is only for a dialect that stores all at once, or row by row; or is on none of our tables.
+#: What is only for a dialect that stores all at once, or row by row.
 AT_ONCE = {"PUT", "PUT_STARTING", "PUT_FOLLOWING"}
 BY_ROW = {"FOLDING_SEGMENTS", "FOLDED"}
-ON_NONE = {"CHANGES"}
 
 
 def every(st: Statements) -> Iterator[tuple[str, Executable]]:
     """Each statement there is: those that have a name, and those of each shape of a call."""
-    others = ON_NONE | (AT_ONCE if st.dialect.stores_each else BY_ROW)
+    others = AT_ONCE if st.dialect.stores_each else BY_ROW
     for name in (name for name in dir(Statements) if not name.startswith("_")):
         if name in others:
             continue

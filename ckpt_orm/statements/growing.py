@@ -91,11 +91,6 @@ class Statements(Writing):
             segment.start < param("stop", BigInteger),
         )
 
-    @cached_property
-    def CHANGES(self) -> Executable:
-        """How many rows the last statement has inserted."""
-        return select(func.changes())
-
     # --- both ---
 
     @cached_property
