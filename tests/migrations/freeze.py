@@ -31,9 +31,14 @@ FROZEN = Path(__file__).parent / "frozen"
 STEPS = 3
 
 
-def values(step: int) -> dict[str, Any]:
-    """What the thread's channels hold after a step: inlined, and not."""
-    return {"step": step, "name": "Zoë", "messages": [f"message {n} ✓" for n in range(step + 1)]}
+#: The first revision in whose databases there is a value that grows.
+GROWS = "ckpt_orm_0004"
+
+
+def values(step: int, *, grows: bool = False) -> dict[str, Any]:
+    """What the thread's channels hold after a step: inlined, not, and as a log."""
+    found = {"step": step, "name": "Zoë", "messages": [f"message {n} ✓" for n in range(step + 1)]}
+    return found | ({"log": [f"{n:0700}" for n in range(100 + step)]} if grows else {})
 
 
 def identity(step: int) -> str:
@@ -41,25 +46,26 @@ def identity(step: int) -> str:
     return f"1f0dd4ea-0000-6000-bfff-00000000000{step}"
 
 
-def write_thread(saver: Any, thread: str) -> None:
+def write_thread(saver: Any, thread: str, *, grows: bool = False) -> None:
     """Three checkpoints, the last with a pending write."""
     config: Any = {"configurable": {"thread_id": thread, "checkpoint_ns": ""}}
     for step in range(STEPS):
         checkpoint = empty_checkpoint()
         checkpoint["id"] = identity(step)
-        checkpoint["channel_values"] = values(step)
-        versions: Any = dict.fromkeys(values(step), f"{step:032}.0")
+        checkpoint["channel_values"] = values(step, grows=grows)
+        versions: Any = dict.fromkeys(checkpoint["channel_values"], f"{step:032}.0")
         checkpoint["channel_versions"] = versions
         config = saver.put(config, checkpoint, {"source": "loop", "step": step}, versions)
     saver.put_writes(config, [("messages", "pending")], "task")
 
 
-def assert_thread(saver: Any, thread: str) -> None:
+def assert_thread(saver: Any, thread: str, *, grows: bool = False) -> None:
     """The thread is as it was written."""
     config: Any = {"configurable": {"thread_id": thread, "checkpoint_ns": ""}}
     found = list(saver.list(config))
     assert [item.checkpoint["id"] for item in found] == [identity(s) for s in (2, 1, 0)]
-    assert [item.checkpoint["channel_values"] for item in found] == [values(s) for s in (2, 1, 0)]
+    expected = [values(step, grows=grows) for step in (2, 1, 0)]
+    assert [item.checkpoint["channel_values"] for item in found] == expected
     assert [item.metadata["step"] for item in found] == [2, 1, 0]
     newest = saver.get_tuple(config)
     assert newest.pending_writes == [("task", "messages", "pending")]
@@ -89,9 +95,9 @@ def freeze(revision: str, server: URL) -> None:
             migrations.setup_engine(other, to=revision)
             copy(engine, path)
             if revision == HEAD:
-                write_thread(SQLAlchemySaver(other), "ours")
+                write_thread(SQLAlchemySaver(other, growth="append"), "ours", grows=True)
         if revision == HEAD:
-            write_thread(SQLAlchemySaver(engine), "ours")
+            write_thread(SQLAlchemySaver(engine, growth="append"), "ours", grows=True)
         (FROZEN / f"{revision}.sql").write_text(dump_with_rows(url))
 
 

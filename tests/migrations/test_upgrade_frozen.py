@@ -6,7 +6,7 @@ import shutil
 from typing import Any
 
 import pytest
-from freeze import FROZEN, assert_thread, identity, write_thread
+from freeze import FROZEN, GROWS, assert_thread, identity, write_thread
 from migration_helpers import MakeEngine
 from sqlalchemy import URL, Engine
 from test_upgrade_offline import psql
@@ -38,11 +38,15 @@ def frozen(request: pytest.FixtureRequest, database_url: URL, make_engine: MakeE
 
 
 def test_a_frozen_database_is_upgraded_and_used(frozen: Engine) -> None:
+    with frozen.connect() as connection:
+        was = str(migrations.current(connection))
     saver = SQLAlchemySaver(frozen)
     saver.setup()
     with frozen.connect() as connection:
         assert differences(connection, Place()) == []
     assert_thread(saver, "official")
+    if saver.exists({"configurable": {"thread_id": "ours"}}):
+        assert_thread(saver, "ours", grows=was >= GROWS)
 
     newest = saver.get_tuple(CONFIG)
     assert newest is not None
@@ -67,4 +71,4 @@ def test_a_saver_says_what_it_needs(frozen: Engine) -> None:
         with pytest.raises(SchemaNotReady, match="ckpt-orm upgrade"):
             saver.get_tuple(CONFIG)
     else:
-        assert_thread(saver, "ours")
+        assert_thread(saver, "ours", grows=True)
