@@ -13,7 +13,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
-import psycopg
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
 from benchmarks.conversation import TASK_PATH, Conversation, timed
@@ -59,6 +58,8 @@ class PostgresFloor(Floor):
     """psycopg in autocommit, every statement prepared."""
 
     def __init__(self, dsn: str) -> None:
+        import psycopg  # which SQLite alone does not need
+
         self.connection = psycopg.connect(dsn, autocommit=True, prepare_threshold=0)
         self.connection.execute(
             "CREATE TABLE checkpoints (thread_id text, checkpoint_ns text, checkpoint_id text, "

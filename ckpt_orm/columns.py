@@ -67,7 +67,7 @@ def from_config(key: str, *args: Any, **kwargs: Any) -> MappedColumn[Any]:
     return mapped_column(*args, info=info, **kwargs)
 
 
-def tenant_column(*args: Any, key: str = "tenant_id", **kwargs: Any) -> MappedColumn[Any]:
+def tenant_column(*args: Any, key: str = "", **kwargs: Any) -> MappedColumn[Any]:
     """A `mapped_column` that says which tenant a row belongs to; it leads the primary key.
 
         class Tenanted:
@@ -77,7 +77,8 @@ def tenant_column(*args: Any, key: str = "tenant_id", **kwargs: Any) -> MappedCo
 
     Args:
         *args: as for `mapped_column`.
-        key: the entry of a config that must not name another tenant.
+        key: the entry of a config that must not name another tenant; the column's own name by
+            default.
         **kwargs: as for `mapped_column`.
     """
     info = {**kwargs.pop("info", {}), RULE: Rule(key, is_tenant=True)}

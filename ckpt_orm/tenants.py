@@ -40,7 +40,7 @@ class TenantRunner:
         self.host, self.column, self.tenant = host, column, tenant
         self.logs, self.statements = host.logs.of(tenant), host.statements
         rule = rule_of(column)
-        self._key = rule.key if rule else column.key
+        self._key = (rule and rule.key) or column.key
 
     def run(self, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Run an operation as the runner behind does, for the tenant.

@@ -126,7 +126,7 @@ def _print_report(report: Report) -> None:
 def pack(
     url: Url = None, schema: Schema = None, prefix: Prefix = "", as_json: AsJson = False
 ) -> None:
-    """Store of the values that grow what they grew by, in place; savers may go on meanwhile."""
+    """Let the versions of values that grow share their bytes, in place, while savers go on."""
     _convert("pack", url, schema, prefix, as_json=as_json)
 
 
