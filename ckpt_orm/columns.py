@@ -15,7 +15,7 @@ from enum import Enum as PythonEnum
 from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import UUID
 
-from sqlalchemy import Column, Enum, String, Table, Text, TypeDecorator
+from sqlalchemy import JSON, Column, Enum, String, Table, Text, TypeDecorator
 from sqlalchemy.orm import MappedColumn, mapped_column
 from sqlalchemy.types import TypeEngine
 
@@ -206,8 +206,17 @@ def plain(type_: TypeEngine[Any]) -> TypeEngine[Any]:
     One that took a text column's type would bring its collation along, and an index of another
     collation would not be used.
     """
-    is_text = isinstance(type_, String) and not isinstance(type_, Enum)
-    return Text() if is_text else type_
+    if isinstance(type_, String) and not isinstance(type_, Enum):
+        return Text()
+    return _with_null(type_) if isinstance(type_, JSON) else type_
+
+
+def _with_null(type_: JSON) -> TypeEngine[Any]:
+    """A JSON type for which None is NULL, since it is no value, and not JSON's own null."""
+    found: TypeEngine[Any] = type(type_)(none_as_null=True)
+    for dialect, variant in getattr(type_, "_variant_mapping", {}).items():
+        found = found.with_variant(plain(variant), dialect)
+    return found
 
 
 def _text(value: Any) -> str:

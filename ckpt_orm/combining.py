@@ -80,6 +80,7 @@ class Line:
 
     def __init__(self, leaders: int) -> None:
         self._free = leaders
+        self._is_held_up = False
         self._waiting: deque[Call] = deque()
 
     def enter(self, call: Call) -> None:
@@ -87,6 +88,8 @@ class Line:
         if self._free:
             self._free -= 1
             call.role = Role.LEADS
+        elif self._is_held_up:
+            call.role = Role.GOES_ALONE
         else:
             self._waiting.append(call)
 
@@ -105,12 +108,15 @@ class Line:
         if call.role is Role.WAITS:
             self._waiting.remove(call)
             call.tell(Role.GOES_ALONE)
+            # Who leads may be waiting for somebody's lock: until one comes back, nobody else waits.
+            self._is_held_up = True
 
     def leave(self, call: Call) -> None:
         """Whatever has happened: wait no longer, or tell the others and let the next one lead."""
         self.give_up(call)
         if call.role is not Role.LEADS:
             return
+        self._is_held_up = False
         for other in call.others:
             other.tell(call.outcome)
         call.role = call.outcome

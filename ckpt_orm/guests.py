@@ -148,6 +148,8 @@ class GuestRunner:
         self, conn: Connection, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs
     ) -> R:
         self._join(conn, operation.access)
+        if operation.access is Access.CHANGE and not self.statements.dialect.forgives:
+            _refuse_old_snapshot(conn)
         try:
             with self._savepoint(conn, operation.access):
                 return self.host.execute(conn, operation, *args, **kwargs)
@@ -195,3 +197,16 @@ class GuestRunner:
         """What undoes a failed operation; in SQLite a read that fails has done nothing."""
         forgiving = self.host.statements.dialect.begin is not None and access is Access.READ
         return nullcontext() if forgiving else conn.begin_nested()
+
+
+def _refuse_old_snapshot(conn: Connection) -> None:
+    """Refuse to delete or copy by what a transaction saw before others stored.
+
+    What they have added to a chain since would be deleted with it, and no error would tell.
+    """
+    level = conn.get_isolation_level()
+    if level in ("REPEATABLE READ", "SERIALIZABLE"):
+        raise WrongEngine(
+            f"the transaction is {level}, and may not see what was stored since it began: delete, "
+            "prune and copy threads in one that is READ COMMITTED, or outside of it"
+        )

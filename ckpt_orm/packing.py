@@ -9,7 +9,7 @@ As a sweep is, it is a generator of steps, which `upkeep` drives in either colou
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -25,6 +25,9 @@ from ckpt_orm.rows import Blob, Key, Segments, Tail
 from ckpt_orm.statements import Statements
 from ckpt_orm.sweeping import Steps
 from ckpt_orm.verifying import blobs_after, segments_of, threads
+
+#: Bytes of values that one transaction stores, and that are in memory for it.
+BATCH_BYTES = 8 << 20
 
 
 @dataclass
@@ -70,6 +73,7 @@ def _store(conn: Connection, st: Statements, thread_id: str, change: Change) -> 
         "of_ns": change.checkpoint_ns,
         "of_channel": blob.channel,
         "of_version": blob.version,
+        "was_digest": blob.digest,
         "new_type": blob.type,
         "new_blob": blob.blob,
         "new_chain": blob.chain,
@@ -110,16 +114,30 @@ def _convert(
             while rows := (yield blobs_after, (thread_id, last)):
                 segments: Mapping[str, Segments] = yield segments_of, (thread_id, rows)
                 changed = (convert(ns, Blob(*row), segments[ns]) for ns, *row in rows)
-                found = [change for change in changed if change is not None]
-                done: int = (yield store, (thread_id, found)) if found else 0
-                packed.values += done
-                packed.skipped += len(found) - done
+                for found in _batches(change for change in changed if change is not None):
+                    done: int = yield store, (thread_id, found)
+                    packed.values += done
+                    packed.skipped += len(found) - done
                 last = rows[-1][: len(last)]
             packed.threads += 1
             if on_progress:
                 on_progress(packed)
         after = page[-1]
     return packed
+
+
+def _batches(changes: Iterable[Change]) -> Iterator[list[Change]]:
+    """Changes as one transaction stores them; those that come later are not yet made."""
+    batch: list[Change] = []
+    size = 0
+    for change in changes:
+        batch.append(change)
+        size += len(change.blob.blob or b"") + len(change.tail.data if change.tail else b"")
+        if size >= BATCH_BYTES:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
 
 
 def _packed(logs: Logs, thread_id: str, ns: str, blob: Blob, segments: Segments) -> Change | None:

@@ -182,8 +182,9 @@ def copy_latest(conn: Connection, st: Statements, source: str, target: str) -> N
     parents = [bone.parent for bone in map(skeleton.bones.__getitem__, needed)]
     kept = [parent.checkpoint_id if parent in needed else None for parent in parents]
     with_parents = [{**row, "of_parent": of} for row, of in zip(places, kept, strict=True)]
-    lanes.execute_many(conn, st, st.BLOB_COPY, blobs)
+    # Segments first: a blob that is still there then, and a log, has had all of its chain before.
     conn.execute(st.SEGMENTS_COPY, threads)
+    lanes.execute_many(conn, st, st.BLOB_COPY, blobs)
     collect(conn, st, target)
     lanes.execute_many(conn, st, st.WRITES_COPY, places)
     lanes.execute_many(conn, st, st.CHECKPOINT_COPY, with_parents)

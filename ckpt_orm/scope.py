@@ -6,31 +6,34 @@ is the same for all tenants, and cannot be executed for none.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
-from typing import Any
+from collections.abc import Callable
+from contextvars import ContextVar, copy_context
+from typing import Any, ParamSpec, TypeVar
 
 from ckpt_orm.errors import WrongTenant
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 _TENANT: ContextVar[Any] = ContextVar("ckpt_orm_tenant")
 
 
-@contextmanager
-def within(tenant: Any) -> Iterator[None]:
-    """Work for a tenant; only around synchronous code, which stays in one context."""
-    token = _TENANT.set(tenant)
-    try:
-        yield
-    finally:
-        _TENANT.reset(token)
+def work_for(tenant: Any, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+    """Call a function for a tenant, in a context of its own.
+
+    The caller's may be shared by tasks of other tenants, of which one goes on while this one waits
+    for its database.
+    """
+    context = copy_context()
+    context.run(_TENANT.set, tenant)
+    return context.run(function, *args, **kwargs)
 
 
 def current() -> Any:
     """The tenant that is worked for.
 
     Raises:
-        WrongTenant: outside of `within`.
+        WrongTenant: outside of `work_for`.
     """
     try:
         return _TENANT.get()

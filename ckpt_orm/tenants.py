@@ -20,7 +20,7 @@ from ckpt_orm.errors import InvalidConfig, WrongTenant
 from ckpt_orm.guests import Guest, GuestRunner
 from ckpt_orm.operations import Operation
 from ckpt_orm.runners import Runner
-from ckpt_orm.scope import within
+from ckpt_orm.scope import work_for
 from ckpt_orm.statements import Statements
 
 P = ParamSpec("P")
@@ -111,8 +111,7 @@ class TenantRunner:
 
         @wraps(operation.function)
         def function(conn: Connection, st: Statements, *args: P.args, **kwargs: P.kwargs) -> R:
-            with within(self.tenant):
-                return operation.function(conn, st, *args, **kwargs)
+            return work_for(self.tenant, operation.function, conn, st, *args, **kwargs)
 
         wrapped: Any = function
         return replace(operation, function=wrapped)

@@ -28,6 +28,8 @@ from ckpt_orm import (
     CorruptCheckpoint,
     InvalidConfig,
     SQLAlchemySaver,
+    WrongEngine,
+    packing,
 )
 
 #: One backend of each database, where the colour makes no difference.
@@ -545,6 +547,73 @@ def test_packed_and_unpacked(backend: Backend, ready_url: URL) -> None:
         assert saver.verify().ok
         assert_all(saver, versions + fork)
         assert values_of(saver, small) == {"messages": ["x"]}
+
+
+@named([b for b in BACKENDS if b.name in ("sqlite", "psycopg", "psycopg-async", "asyncpg")])
+def test_a_chain_that_moves_while_it_is_packed(
+    saver: Called, backend: Backend, ready_url: URL, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What pack has planned to add comes after what is no longer the end."""
+    first, value = grow(saver, 1, items(MANY))[0]
+    with called(backend, ready_url, growth="whole") as whole:
+        second = grow(whole, 1, value, first)[0]
+    late: list[Any] = []
+    planned = packing._packed
+
+    def after_another(*args: Any) -> Any:
+        change = planned(*args)
+        if change is not None and not late:
+            late.append(None)
+            plain = SQLAlchemySaver.from_url(database_of(saver))
+            plain.get_tuple(first)
+            late[0] = put(plain, "t", {"messages": [*value, "late"], "n": 0}, first)
+            plain.close()
+        return change
+
+    monkeypatch.setattr(packing, "_packed", after_another)
+    packed = saver.pack()
+    assert (packed.values, packed.skipped) == (0, 1)
+    assert_all(saver, [(first, value), second, (late[0], [*value, "late"])])
+    assert saver.verify().ok
+
+
+@named(PLAIN)
+def test_a_value_that_was_replaced_meanwhile_is_not_packed(saver: Called) -> None:
+    """Under the same version, which those of an application may be."""
+    versions: Any = {"messages": 1}
+    with SQLAlchemySaver.from_url(database_of(saver), growth="whole") as whole:
+        old = items(MANY)
+        put(whole, "t", {"messages": old}, versions=versions)
+        steps = packing.pack(None, None)
+        result: Any = None
+        new = items(MANY)
+        try:
+            while True:
+                operation, arguments = steps.send(result)
+                if operation is packing.store:
+                    whole.delete_thread("t")
+                    at = put(whole, "t", {"messages": new}, versions=versions)
+                result = whole._runner.run(operation, *arguments)
+        except StopIteration as end:
+            packed = end.value
+        assert (packed.values, packed.skipped) == (0, 1)
+        assert values_of(whole, at)["messages"] == new
+        assert whole.verify().ok
+
+
+@named([backend for backend in BACKENDS if backend.name == "psycopg"])
+@pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"])
+def test_nothing_is_deleted_by_an_old_snapshot(saver: Called, level: Any) -> None:
+    at, value = grow(saver, 2, items(MANY))[-1]
+    with saver.engine.connect().execution_options(isolation_level=level) as connection:
+        guest = saver.saver.using(connection)
+        assert guest.get_tuple(at) is not None
+        for call in (lambda: guest.delete_thread("t"), lambda: guest.prune(["t"])):
+            with pytest.raises(WrongEngine, match="READ COMMITTED"):
+                call()
+        put(guest, "t", {"messages": [*value, "more"]}, at)
+        connection.rollback()
+    assert values_of(saver, at)["messages"] == value
 
 
 @named(PLAIN)

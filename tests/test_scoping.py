@@ -103,8 +103,7 @@ def inserts_without(text: str) -> list[str]:
 
 
 def text_of(statement: Any, dialect: str) -> str:
-    with scope.within("acme"):
-        return str(statement.compile(dialect=DIALECTS[dialect]))
+    return scope.work_for("acme", lambda: str(statement.compile(dialect=DIALECTS[dialect])))
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)

@@ -54,15 +54,21 @@ class Statements(Writing):
 
     @cached_property
     def PUT_FOLLOWING(self) -> Executable:
-        """The same, where segments continue chains: all of it, or none where a chain has moved.
+        """The same, where segments continue chains; no checkpoint, where one of these has moved.
 
-        It returns how many segments were added, of which `expected` are.
+        It returns how many segments were added, of which `expected` are. Where only some could be,
+        they stay: nothing refers to them.
         """
-        added = self.SEGMENTS.returning(constant(1)).cte("added")
+        added = self.SEGMENTS_TOLD.cte("added")
         number = select(func.count()).select_from(added).scalar_subquery()
         all_are = number == param("expected", Integer)
         blobs, checkpoint = self._new_blobs(all_are), self._checkpoint(all_are)
         return select(number).add_cte(blobs.cte("blobs"), checkpoint.cte("stored"))
+
+    @cached_property
+    def SEGMENTS_TOLD(self) -> Any:
+        """Segments, with a row returned for each that was stored."""
+        return self.SEGMENTS.returning(constant(1))
 
     # --- where each row has a statement ---
 
@@ -104,7 +110,9 @@ class Statements(Writing):
         return self._restored(self.blobs.c.chain.is_not(None))
 
     def _restored(self, still: ColumnElement[bool]) -> Executable:
-        at = self._named(self.blobs, "of_channel", "of_version")
+        blob = self.blobs.c
+        same = blob.digest.is_not_distinct_from(param("was_digest", LargeBinary))
+        at = and_(self._named(self.blobs, "of_channel", "of_version"), same)
         names = ("type", "blob", "chain", "stop")
         new = {name: param(f"new_{name}", self.blobs.c[name].type) for name in names}
         return update(self.blobs).where(at, still).values(new)

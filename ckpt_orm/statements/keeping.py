@@ -160,12 +160,12 @@ class Keeping(Walking):
 
     def _salted(self, table: Table) -> dict[str, Column]:
         """A chain's id as it is in a copy, which goes on in another way than its original."""
-        if "chain" not in table.c:
+        if table not in (self.segments, self.blobs):
             return {}
         chain, joined = table.c.chain, self.dialect.joined
         half = constant(CHAIN_SIZE // 2)
         salted = joined(param("salt", LargeBinary), func.substr(chain, half + constant(1), half))
-        if "blob" not in table.c:
+        if table is self.segments:
             return {"chain": salted}
         # A manifest begins with the id.
         rest = func.substr(table.c.blob, constant(CHAIN_SIZE + 1))

@@ -18,6 +18,7 @@ from typing import Any
 from sqlalchemy import (
     BigInteger,
     ColumnElement,
+    Enum,
     FromClause,
     Integer,
     LargeBinary,
@@ -153,7 +154,7 @@ class Writing(Finding):
     def _refilled(self, table: Table) -> dict[str, Column]:
         """Those columns in a row that is there already, which stay where there is no value."""
         return {
-            filling.column.name: func.coalesce(param(filling.param, filling.type), filling.column)
+            filling.column.name: func.coalesce(_typed(filling, filling.param), filling.column)
             for filling in self._fillings(table)
             if filling.rule
         }
@@ -161,12 +162,22 @@ class Writing(Finding):
 
 def _filled(filling: Filling) -> Column:
     """A column's value: the config's, or its default in Python, or the one in the database."""
-    values: list[Any] = [param(filling.param, filling.type)] if filling.rule else []
-    if has_default(filling.column):
-        values.append(param(filling.fallback, filling.type))
-    elif (default := getattr(filling.column.server_default, "arg", None)) is not None:
-        values.append(default)
+    column, by_sql = filling.column, getattr(filling.column.default, "arg", None)
+    values: list[Any] = [_typed(filling, filling.param)] if filling.rule else []
+    if has_default(column):
+        values.append(_typed(filling, filling.fallback))
+    elif column.default is not None and column.default.is_clause_element:
+        values.append(by_sql)
+    elif (default := getattr(column.server_default, "arg", None)) is not None:
+        # A literal without a type, as in the column's own DEFAULT, takes that of its neighbour.
+        values.append(constant(default.replace("'", "''")) if type(default) is str else default)
     return func.coalesce(*values) if len(values) > 1 else values[0]
+
+
+def _typed(filling: Filling, name: str) -> Column:
+    """A parameter for a column; of an enumeration, which drivers send as text, in words."""
+    found = param(name, filling.type)
+    return cast(found, filling.type) if isinstance(filling.type, Enum) else found
 
 
 def params(*names: str) -> dict[str, Column]:
