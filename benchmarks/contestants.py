@@ -244,6 +244,7 @@ def _synchronous_of(saver: SQLAlchemySaver) -> int:
     def look(connection: Any, record: object, proxy: object) -> None:
         seen.append(_pragma(connection))
 
+    saver.close()  # or it would use the connection that it has kept
     event.listen(Pool, "checkout", look)
     try:
         saver.count()

@@ -58,7 +58,7 @@ def is_unavailable(error: BaseException) -> bool:
         code = code_of(error)
         return (
             error.connection_invalidated
-            or code.startswith(("08", "SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_CANTOPEN"))
+            or code.startswith(("08", "SQLITE_BUSY", "SQLITE_LOCKED"))
             or code in PASSING
             # What no server has reported happened on the way to it.
             or (not code and isinstance(error, (OperationalError, InterfaceError)))
