@@ -35,6 +35,16 @@ from ckpt_orm import (
 #: One backend of each database, where the colour makes no difference.
 PLAIN = [backend for backend in BACKENDS if backend.name in ("sqlite", "psycopg")]
 
+#: Both databases in both colours; the drivers among them differ in how they tell what was stored.
+FOUR = [b for b in BACKENDS if b.name in ("sqlite", "aiosqlite", "psycopg", "asyncpg")]
+
+
+@pytest.fixture(params=FOUR, ids=lambda backend: backend.name)
+def backend(request: pytest.FixtureRequest) -> Backend:
+    found: Backend = request.param
+    return found
+
+
 #: Items of a list that is a log from its first version on.
 MANY = 200
 
