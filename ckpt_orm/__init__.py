@@ -3,6 +3,7 @@
 What is public is named here. To read the code, follow a call:
 
     saver        the one class: every public method is encode, run, decode
+    lifetime, removing    how it is made, scoped and closed; what deletes and copies
     codec        MEANING: configs and checkpoints become rows, rows become CheckpointTuples
     rows         what travels between the codec and the operations
     documents    what JSON can hold, and the one rule for what it cannot

@@ -126,7 +126,9 @@ def change(
             return int(_execute_directly(conn, compiled, params, _count))
         except conn.dialect.loaded_dbapi.Error as error:
             _tell(conn, st, statement, error)
-    return int(conn.execute(statement, params).rowcount)
+    # Kept before the cursor closes, as Core does by itself for UPDATE and DELETE only.
+    kept = {"preserve_rowcount": True}
+    return int(conn.execute(statement, params, execution_options=kept).rowcount)
 
 
 def execute_many(

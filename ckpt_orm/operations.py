@@ -125,10 +125,11 @@ def _fetch_in_steps(conn: Connection, st: Statements, key: Key) -> Found | None:
     checkpoint_id, parent, document, metadata, is_old = heads[0]
     at = key._replace(checkpoint_id=checkpoint_id)
     params = {**at._asdict(), "document": document}
-    blobs = lanes.execute(conn, st, st.BLOBS_OF_DOCUMENT, params)
+    rows = lanes.execute(conn, st, st.BLOBS_OF_DOCUMENT, params)
+    blobs = {row[:2]: Blob(*row) for row in rows if row[0] is not None}
     segments = {
         (blob.channel, blob.chain): segments_below(conn, st, params, blob)
-        for blob in (Blob(*row) for row in blobs)
+        for blob in blobs.values()
         if blob.chain is not None
     }
     writes = lanes.execute(conn, st, st.WRITES_OF_CHECKPOINT, params)
@@ -141,7 +142,7 @@ def _fetch_in_steps(conn: Connection, st: Statements, key: Key) -> Found | None:
         parent,
         document,
         metadata,
-        {row[:2]: Blob(*row) for row in blobs if row[0] is not None},
+        blobs,
         segments,
         [FoundWrite(*row) for row in writes],
         [FoundWrite(*row) for row in sends],
@@ -173,7 +174,7 @@ def put(conn: Connection, st: Statements, rows: PutRows) -> None:
     """Store a checkpoint with its blobs.
 
     Raises:
-        ChainMoved: where a log is not what its tail follows; nothing is stored then.
+        ChainMoved: where a log is not what its tail follows; the checkpoint is not stored then.
     """
     params = {
         **rows.key._asdict(),

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from sqlalchemy import Connection
 from xxhash import xxh3_128_digest
@@ -21,7 +21,7 @@ from xxhash import xxh3_128_digest
 from ckpt_orm.logs import ChainMoved, Logs, Shelf, as_log, is_log, payload_of, tag_of, tail_of
 from ckpt_orm.operations import add_segment, changes
 from ckpt_orm.retention import collect
-from ckpt_orm.rows import Blob, Key, Segments, Tail
+from ckpt_orm.rows import NOTHING, Blob, Key, Segments, Tail
 from ckpt_orm.statements import Statements
 from ckpt_orm.sweeping import Steps
 from ckpt_orm.verifying import blobs_after, segments_of, threads
@@ -55,17 +55,25 @@ class Change(NamedTuple):
 
 
 @changes
-def store(conn: Connection, st: Statements, thread_id: str, found: Sequence[Change]) -> int:
+def store(
+    conn: Connection,
+    st: Statements,
+    thread_id: str,
+    found: Sequence[Change],
+    filled: Mapping[str, Any] = NOTHING,
+) -> int:
     """Store versions in another way; how many were still as they had been."""
     done = 0
     for change in found:
         with suppress(ChainMoved), conn.begin_nested():
-            done += _store(conn, st, thread_id, change)
+            done += _store(conn, st, thread_id, change, filled)
     collect(conn, st, thread_id)
     return done
 
 
-def _store(conn: Connection, st: Statements, thread_id: str, change: Change) -> bool:
+def _store(
+    conn: Connection, st: Statements, thread_id: str, change: Change, filled: Mapping[str, Any]
+) -> bool:
     """Store a version, if it still is what it was; whether it is."""
     blob, tail = change.blob, change.tail
     params = {
@@ -83,7 +91,7 @@ def _store(conn: Connection, st: Statements, thread_id: str, change: Change) -> 
         return False
     if tail is not None:
         thread = {"thread_id": thread_id, "checkpoint_ns": change.checkpoint_ns}
-        add_segment(conn, st, thread, tail)
+        add_segment(conn, st, {**thread, **filled}, tail)
     return True
 
 
@@ -91,10 +99,14 @@ def _store(conn: Connection, st: Statements, thread_id: str, change: Change) -> 
 Converter = Callable[[str, Blob, Segments], Change | None]
 
 
-def pack(fold: int | None, on_progress: Callable[[Packed], object] | None) -> Steps[Packed]:
-    """Make logs of all values that grow."""
+def pack(
+    fold: int | None, filled: Mapping[str, Any], on_progress: Callable[[Packed], object] | None
+) -> Steps[Packed]:
+    """Make logs of all values that grow; `filled` are the parameters of segments' own columns."""
     return _convert(
-        lambda thread_id: partial(_packed, Logs(Shelf(fold, on=True)), thread_id), on_progress
+        lambda thread_id: partial(_packed, Logs(Shelf(fold, on=True)), thread_id),
+        on_progress,
+        filled,
     )
 
 
@@ -104,7 +116,9 @@ def unpack(on_progress: Callable[[Packed], object] | None) -> Steps[Packed]:
 
 
 def _convert(
-    of_thread: Callable[[str], Converter], on_progress: Callable[[Packed], object] | None
+    of_thread: Callable[[str], Converter],
+    on_progress: Callable[[Packed], object] | None,
+    filled: Mapping[str, Any] = NOTHING,
 ) -> Steps[Packed]:
     packed = Packed()
     after: str | None = None
@@ -115,7 +129,7 @@ def _convert(
                 segments: Mapping[str, Segments] = yield segments_of, (thread_id, rows)
                 changed = (convert(ns, Blob(*row), segments[ns]) for ns, *row in rows)
                 for found in _batches(change for change in changed if change is not None):
-                    done: int = yield store, (thread_id, found)
+                    done: int = yield store, (thread_id, found, filled)
                     packed.values += done
                     packed.skipped += len(found) - done
                 last = rows[-1][: len(last)]

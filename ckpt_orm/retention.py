@@ -157,13 +157,13 @@ def delete_for_runs(conn: Connection, st: Statements, run_ids: Sequence[str]) ->
 @changes
 def copy_thread(conn: Connection, st: Statements, source: str, target: str) -> None:
     """Copy all rows of a thread that the other one does not have."""
-    threads = _copying(source, target)
+    threads = _from_to(source, target)
     for copy in st.COPIES:
         conn.execute(copy, threads)
     collect(conn, st, target)
 
 
-def _copying(source: str, target: str) -> dict[str, Any]:
+def _from_to(source: str, target: str) -> dict[str, Any]:
     """From where, to where, and what tells the chains of this copy from all others."""
     return {"source": source, "target": target, "salt": token_bytes(CHAIN_SIZE // 2)}
 
@@ -173,7 +173,7 @@ def copy_latest(conn: Connection, st: Statements, source: str, target: str) -> N
     """Copy the latest checkpoint of each namespace, and what it needs, as `prune` would keep it."""
     skeleton = skeleton_of(conn, st, source)
     needed = skeleton.needed(skeleton.latest().values())
-    threads = _copying(source, target)
+    threads = _from_to(source, target)
     blobs = [
         {**threads, "of_ns": ns, "of_channel": channel, "of_version": version}
         for ns, channel, version in skeleton.blobs(needed)

@@ -242,7 +242,7 @@ class Runner:
         if not self._ready:
             migrations.check_models(conn, self._models)
             if self.logs.shelf.on is None:
-                self.logs.shelf.on = not migrations.is_adopted(conn, *self._models.place)
+                self.logs.shelf.on = not migrations.are_adopted(conn, self._models)
             self._ready = True
 
     def set_up(self, conn: Connection) -> None:

@@ -4,16 +4,15 @@
     run       runners: an operation executes, in this thread, in another one, or on the event loop
     decode    codec: rows become what LangGraph expects, after the connection is back
 
-The sync and async methods of a pair differ in `run` and `arun` alone.
+The sync and async methods of a pair differ in `run` and `arun` alone. Those that a running graph
+calls are here; the others, by what they are for, are in the rooms of the classes it is made of.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from copy import copy as _copy
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any
 
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import (
@@ -24,39 +23,24 @@ from langgraph.checkpoint.base import (
     CheckpointTuple,
     DeltaChannelHistory,
 )
-from langgraph.checkpoint.serde.base import SerializerProtocol
-from sqlalchemy import URL, Connection, Engine
 
-from ckpt_orm import history, operations, retention
+from ckpt_orm import history, operations
 from ckpt_orm.codec import Codec
-from ckpt_orm.columns import fillings, tenants_of, values_of
-from ckpt_orm.engines import GivenEngine, LoopEngines, create, engines_of
+from ckpt_orm.columns import values_of
 from ckpt_orm.errors import InvalidConfig
 from ckpt_orm.finding import Finding, check_limit, page_size
+from ckpt_orm.lifetime import Lifetime
 from ckpt_orm.logs import ChainMoved
-from ckpt_orm.models import Models, declare
 from ckpt_orm.operations import Selection
-from ckpt_orm.rows import Key, PutRows, WriteRows, check_key, key_of
-from ckpt_orm.runners import Growth, Runner
-from ckpt_orm.tenants import TenantRunner, for_tenant, inside
+from ckpt_orm.removing import Removing
+from ckpt_orm.rows import Key, PutRows, WriteRows, check_key
 from ckpt_orm.upkeep import Upkeep
-
-if TYPE_CHECKING:
-    from sqlalchemy.ext.asyncio import (
-        AsyncConnection,
-        AsyncEngine,
-        AsyncSession,
-        async_scoped_session,
-        async_sessionmaker,
-    )
-    from sqlalchemy.orm import Session, scoped_session, sessionmaker
-    from typing_extensions import Self
 
 #: Checkpoints that `list` fetches at a time; it holds no connection while it hands them out.
 PAGE = 50
 
 
-class SQLAlchemySaver(Finding, Upkeep, BaseCheckpointSaver[str]):
+class SQLAlchemySaver(Lifetime, Finding, Removing, Upkeep, BaseCheckpointSaver[str]):
     """A LangGraph checkpointer that keeps threads in a SQLite or Postgres database.
 
     One object serves `graph.invoke` and `graph.ainvoke`, from any thread and any event loop.
@@ -87,203 +71,6 @@ class SQLAlchemySaver(Finding, Upkeep, BaseCheckpointSaver[str]):
         WrongEngine: for engines of two databases, or a memory database that threads cannot share.
         UnsupportedDialect: for a database other than SQLite and Postgres.
     """
-
-    def __init__(
-        self,
-        engine: Engine
-        | AsyncEngine
-        | sessionmaker[Any]
-        | async_sessionmaker[Any]
-        | scoped_session[Any]
-        | async_scoped_session[Any],
-        async_engine: AsyncEngine | async_sessionmaker[Any] | None = None,
-        *,
-        serde: SerializerProtocol | None = None,
-        schema: str | None = None,
-        table_prefix: str = "",
-        models: Models | None = None,
-        growth: Growth = None,
-    ) -> None:
-        super().__init__(serde=serde)
-        sync, given = engines_of(engine, async_engine)
-        wrapped = None if given is None else GivenEngine(given)
-        self._run_on(_models(models, schema, table_prefix), sync, wrapped, growth, owned=False)
-
-    @classmethod
-    def from_url(
-        cls,
-        url: str | URL,
-        *,
-        serde: SerializerProtocol | None = None,
-        schema: str | None = None,
-        table_prefix: str = "",
-        models: Models | None = None,
-        growth: Growth = None,
-        pooler: Literal["transaction"] | None = None,
-        **engine_kwargs: Any,
-    ) -> Self:
-        """A saver on an engine of its own, tuned for the database and disposed of by `close`.
-
-        `sqlite:///file` (in WAL mode), `sqlite://` (in memory, shared by all threads) and
-        `postgresql://` (psycopg) serve both colours. `sqlite+aiosqlite:///file`,
-        `postgresql+asyncpg://` and `postgresql+psycopg_async://` serve async calls only, natively,
-        with a pool for each event loop.
-
-        Args:
-            url: a SQLAlchemy URL.
-            serde: as for the class.
-            schema: as for the class.
-            table_prefix: as for the class.
-            models: as for the class.
-            growth: as for the class.
-            pooler: "transaction" where the URL is that of a pooler such as PgBouncer which gives
-                each transaction another connection: nothing is prepared for a later one then.
-            **engine_kwargs: handed to `create_engine`, such as pool_size or connect_args.
-
-        Raises:
-            ValueError: as for the class.
-            UnsupportedDialect: for a database other than SQLite and Postgres.
-            WrongEngine: for a pooler and a driver that cannot do without prepared statements.
-        """
-        saver = cls.__new__(cls)
-        BaseCheckpointSaver.__init__(saver, serde=serde)
-        engine = create(url, pooler, **engine_kwargs)
-        sync, loops = (None, engine) if isinstance(engine, LoopEngines) else (engine, None)
-        saver._run_on(_models(models, schema, table_prefix), sync, loops, growth, owned=True)
-        return saver
-
-    def _run_on(
-        self,
-        models: Models,
-        engine: Engine | None,
-        async_engine: LoopEngines | GivenEngine | None,
-        growth: Growth,
-        *,
-        owned: bool,
-    ) -> None:
-        self._models, self._fillings = models, fillings(models.tables)
-        tenants = tenants_of(models.tables)
-        self._has_own = bool(self._fillings or tenants)
-        runner = Runner(models, engine, async_engine, owned, growth)
-        self._runner = TenantRunner(runner, tenants[models.tables[0]]) if tenants else runner
-
-    def _filled(self, config: RunnableConfig) -> dict[str, Any]:
-        """The parameters of the application's own columns."""
-        self._admit(config)
-        return values_of(self._fillings, config)
-
-    @property
-    def models(self) -> Models:
-        """The declarative models of the saver's tables, for an application's own queries."""
-        return self._models
-
-    def using(
-        self,
-        transaction: Session
-        | Connection
-        | AsyncSession
-        | AsyncConnection
-        | scoped_session[Any]
-        | async_scoped_session[Any],
-    ) -> Self:
-        """A copy of the saver that works inside the caller's transaction, which the caller ends.
-
-            with Session(engine) as session, session.begin():
-                session.add(Order(…))
-                graph = builder.compile(checkpointer=saver.using(session))
-                graph.invoke(…, durability="exit")  # the order and the state, or neither
-
-        It never commits, closes, flushes or expires. Each call is a savepoint, so one that fails
-        raises at once, without a retry, and leaves the transaction usable. Calls from LangGraph's
-        threads and tasks wait for each other. Not for the application's: while a graph runs, its
-        nodes use another session, or `durability="exit"` is given, with which nothing is saved
-        before the nodes are done.
-
-        Args:
-            transaction: an open session or connection on the database of the saver's tables. On an
-                async one only the a-methods can be called, on a sync one both.
-
-        Raises:
-            WrongEngine: for anything else; by the calls, in AUTOCOMMIT or on another database.
-        """
-        copy = _copy(self)
-        copy._runner = inside(self._runner, transaction)
-        return copy
-
-    def scoped(self, **tenant: Any) -> Self:
-        """A copy of the saver that sees and touches one tenant's rows only, in every method.
-
-            saver.scoped(tenant_id="acme")
-
-        For tables whose models have a tenant's column (see `TenantMixin`); on those, a saver
-        that is not scoped refuses to work. Threads of one id in two tenants have nothing to do
-        with each other. It costs nothing to make, and goes with `using` in either order. What a
-        config says cannot change the tenant: one that names another is refused.
-
-        Args:
-            **tenant: the column's name, and the tenant as the column's type takes it.
-
-        Raises:
-            WrongTenant: for another name, on tables without tenants, and on a saver that is
-                scoped to another one.
-            InvalidConfig: for a value that the column cannot hold.
-        """
-        copy = _copy(self)
-        copy._runner = for_tenant(self._runner, tenant)
-        return copy
-
-    # --- lifetime ---
-
-    def setup(self) -> None:
-        """Create the tables, or bring them to this release's revision.
-
-        Safe to call at every start and from many processes at once: it first looks, changes nothing
-        where nothing is to be done (so it needs no DDL rights then), and otherwise upgrades under a
-        lock, in one transaction.
-
-        Raises:
-            ForeignTable: where a table of another shape has one of the names; nothing is changed.
-            SchemaNotReady: where tables of the application's own models are not there: its own
-                revisions make them.
-        """
-        self._runner.setup()
-
-    async def asetup(self) -> None:
-        """`setup`, for async callers."""
-        await self._runner.asetup()
-
-    def close(self) -> None:
-        """Dispose of the engine that `from_url` made; an application's engine is left alone."""
-        self._runner.dispose()
-
-    async def aclose(self) -> None:
-        """`close`, and of the running loop's AsyncEngine too."""
-        await self._runner.adispose()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        await self.aclose()
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self._runner})"
 
     # --- reading ---
 
@@ -513,112 +300,13 @@ class SQLAlchemySaver(Finding, Upkeep, BaseCheckpointSaver[str]):
         rows = Codec(self.serde).encode_writes(config, *given)
         return rows._replace(filled=self._filled(config)) if self._has_own else rows
 
-    # --- deleting and copying ---
-
-    def delete_thread(self, thread_id: str) -> None:
-        """Delete a thread: all checkpoints, blobs and writes of all its namespaces.
-
-        Writes that a run still saves afterwards are kept, as those of any checkpoint that is not
-        stored yet are: end a thread's runs before deleting it.
-
-        Args:
-            thread_id: the thread; one that does not exist is no error.
-        """
-        self._runner.run(operations.delete_thread, _thread(thread_id))
-
-    async def adelete_thread(self, thread_id: str) -> None:
-        """`delete_thread`, for async callers."""
-        await self._runner.arun(operations.delete_thread, _thread(thread_id))
-
-    def delete_for_runs(self, run_ids: Sequence[str]) -> None:
-        """Delete the checkpoints that some runs made, with their writes, in every thread.
-
-        Kept are blobs that another checkpoint refers to, and the checkpoints of those runs that a
-        remaining one needs to rebuild a DeltaChannel. One whose parent goes becomes a root.
-
-        Args:
-            run_ids: `run_id`s of the checkpoints' metadata; unknown ones are no error.
-
-        Raises:
-            TypeError: for a single string.
-        """
-        self._runner.run(retention.delete_for_runs, _strings("run_ids", run_ids))
-
-    async def adelete_for_runs(self, run_ids: Sequence[str]) -> None:
-        """`delete_for_runs`, for async callers."""
-        await self._runner.arun(retention.delete_for_runs, _strings("run_ids", run_ids))
-
-    def copy_thread(
-        self, source_thread_id: str, target_thread_id: str, *, latest_only: bool = False
-    ) -> None:
-        """Copy a thread: ids, parents, namespaces, writes and every ancestor.
-
-        Rows that the target has already stay as they are, so copying again changes nothing.
-
-        Args:
-            source_thread_id: the thread to read.
-            target_thread_id: the thread to add to.
-            latest_only: copy what `prune` would keep: the latest checkpoint of each namespace, and
-                the ancestors that it is rebuilt from.
-        """
-        threads = _thread(source_thread_id), _thread(target_thread_id)
-        self._runner.run(retention.copying(latest_only=latest_only), *threads)
-
-    async def acopy_thread(
-        self, source_thread_id: str, target_thread_id: str, *, latest_only: bool = False
-    ) -> None:
-        """`copy_thread`, for async callers."""
-        threads = _thread(source_thread_id), _thread(target_thread_id)
-        await self._runner.arun(retention.copying(latest_only=latest_only), *threads)
-
-    def prune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
-        """Delete what threads no longer need, each in a transaction of its own.
-
-        "keep_latest" keeps the latest checkpoint of each namespace, with its writes and blobs, and
-        the ancestors that its DeltaChannels are rebuilt from. A namespace of a finished subgraph
-        call goes with the root checkpoint it started from. "delete" keeps nothing.
-
-        Args:
-            thread_ids: the threads; unknown ones are no error.
-            strategy: "keep_latest" or "delete".
-
-        Raises:
-            TypeError: for a single string.
-            ValueError: for another strategy.
-        """
-        operation = retention.strategy(strategy)
-        for thread_id in _strings("thread_ids", thread_ids):
-            self._runner.run(operation, thread_id)
-
-    async def aprune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
-        """`prune`, for async callers."""
-        operation = retention.strategy(strategy)
-        for thread_id in _strings("thread_ids", thread_ids):
-            await self._runner.arun(operation, thread_id)
-
-
-def _models(models: Models | None, schema: str | None, prefix: str) -> Models:
-    if models is None:
-        return declare(schema=schema, prefix=prefix)
-    if schema is not None or prefix:
-        raise ValueError("the models say where the tables are: leave out schema and table_prefix")
-    return models
-
-
-def _thread(thread_id: object) -> str:
-    return key_of({"configurable": {"thread_id": thread_id}}).thread_id
+    def _filled(self, config: RunnableConfig) -> dict[str, Any]:
+        """The parameters of the application's own columns."""
+        self._admit(config)
+        return values_of(self._fillings, config)
 
 
 def _channels(channels: Sequence[str]) -> tuple[str, ...]:
     for channel in channels:
         check_key(channel)
     return tuple(map(str.__str__, channels))
-
-
-def _strings(name: str, values: Sequence[str]) -> list[str]:
-    if isinstance(values, (str, bytes)):
-        raise TypeError(f"{name} is a sequence of ids, not a single one: pass [{name[:-1]}]")
-    found = [str(value) for value in values]
-    for value in found:
-        check_key(value)
-    return found

@@ -88,4 +88,4 @@ class Loan:
         if kind is None:
             self._spares.take_back(self._conn)
         else:
-            self._conn.close()  # in whatever state it is
+            self._conn.close()  # in whatever state it is, which the pool ends

@@ -17,6 +17,7 @@ from ckpt_orm import compacting, packing, sweeping, verifying
 from ckpt_orm.codec import Codec
 from ckpt_orm.columns import Filling, values_of
 from ckpt_orm.errors import InvalidConfig
+from ckpt_orm.models import Models
 from ckpt_orm.packing import Packed
 from ckpt_orm.policies import Retention
 from ckpt_orm.rows import Key, key_of
@@ -32,6 +33,7 @@ class Upkeep(BaseCheckpointSaver[str]):
 
     _runner: AnyRunner
     _fillings: tuple[Filling, ...]
+    _models: Models
 
     def sweep(
         self,
@@ -158,6 +160,10 @@ class Upkeep(BaseCheckpointSaver[str]):
 
         Returns:
             How many values are stored in another way now.
+
+        Raises:
+            InvalidConfig: where the segments have a column of the application's own that only the
+                config of a run can fill.
         """
         return self._drive(self._pack(on_progress))
 
@@ -183,7 +189,10 @@ class Upkeep(BaseCheckpointSaver[str]):
         return await self._adrive(packing.unpack(on_progress))
 
     def _pack(self, on_progress: Callable[[Packed], object] | None) -> Steps[Packed]:
-        return packing.pack(self._runner.statements.dialect.fold, on_progress)
+        *_, segments = self._models.tables
+        of_segments = [filling for filling in self._fillings if filling.column.table is segments]
+        fold = self._runner.statements.dialect.fold
+        return packing.pack(fold, values_of(of_segments, {}), on_progress)
 
     def _verify(
         self,

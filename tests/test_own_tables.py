@@ -12,6 +12,7 @@ from applications import (
     MODELS,
     AgentBlob,
     AgentCheckpoint,
+    AgentSegment,
     AgentWrite,
     Base,
     Conversation,
@@ -83,6 +84,20 @@ def rows(engine: Engine, model: Any) -> list[Any]:
 
 
 # --- columns are filled ---
+
+
+@named(FOUR)
+def test_logs_have_them_too(own: Called, application: Engine) -> None:
+    """From the config where a run stores them; where `pack` makes them, as if there were none."""
+    texts = [f"{n:0700}" for n in range(120)]
+    at = stored(own, run(user_id=7, org=ORG), {"log": texts})
+    at = stored(own, run(user_id=7, org=ORG, checkpoint_id=id_of(at)), {"log": [*texts, "x"]})
+    assert {row.org for row in rows(application, AgentSegment)} == {ORG}
+    assert own.unpack().values == 2
+    assert rows(application, AgentSegment) == []
+    assert own.pack().values == 2
+    assert [row.org for row in rows(application, AgentSegment)] == [None, None]
+    assert values_of(own, at)["log"] == [*texts, "x"]
 
 
 @named(EVERY)

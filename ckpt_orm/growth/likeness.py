@@ -7,7 +7,7 @@ allow. Runs are compared by their bytes: a digest only says where to look.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import NamedTuple
 
@@ -77,26 +77,28 @@ def _length_of_change(old: bytes, i: int, new: bytes, j: int) -> int:
 def common_front(old: bytes, i: int, new: bytes, j: int, most: int) -> int:
     """How many bytes, `most` at most, are the same from `i` and `j` on."""
     view = memoryview(new)
-    same, step = 0, SHORTEST
-    while same < most:
-        step = min(step, most - same)
-        if old.startswith(view[j + same : j + same + step], i + same):
-            same, step = same + step, 2 * step
-        elif step == 1:
-            break
-        else:
-            most = same + step - 1
-            step = step // 2
-    return same
+    return _most_for_which(
+        lambda same, step: old.startswith(view[j + same : j + same + step], i + same), most
+    )
 
 
 def common_back(old: bytes, i: int, new: bytes, j: int, most: int) -> int:
     """How many bytes, `most` at most, are the same up to `i` and `j`."""
     view = memoryview(new)
+    return _most_for_which(
+        lambda same, step: old.startswith(view[j - same - step : j - same], i - same - step), most
+    )
+
+
+def _most_for_which(goes_on: Callable[[int, int], bool], most: int) -> int:
+    """How far one can go, `most` at most, where `goes_on` tells of a place and a step from there.
+
+    In steps that double as long as they are good, and are halved once one is not.
+    """
     same, step = 0, SHORTEST
     while same < most:
         step = min(step, most - same)
-        if old.startswith(view[j - same - step : j - same], i - same - step):
+        if goes_on(same, step):
             same, step = same + step, 2 * step
         elif step == 1:
             break

@@ -10,19 +10,19 @@ from ckpt_orm.migrations.filters import Filter, leftovers, ours
 from ckpt_orm.migrations.grants import grants
 from ckpt_orm.migrations.isolation import isolate_tenants, release_tenants
 from ckpt_orm.migrations.run import downgrade, setup, setup_engine, upgrade
-from ckpt_orm.migrations.state import HEAD, REVISIONS, check, current, is_adopted
-from ckpt_orm.migrations.tables import check_models, setup_models
+from ckpt_orm.migrations.state import HEAD, REVISIONS, check, current
+from ckpt_orm.migrations.tables import are_adopted, check_models, setup_models
 
 __all__ = [
     "HEAD",
     "REVISIONS",
     "Filter",
+    "are_adopted",
     "check",
     "check_models",
     "current",
     "downgrade",
     "grants",
-    "is_adopted",
     "isolate_tenants",
     "leftovers",
     "ours",

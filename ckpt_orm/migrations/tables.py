@@ -15,7 +15,7 @@ from sqlalchemy import Connection, Table, inspect
 from ckpt_orm.errors import ModelsNotReady
 from ckpt_orm.migrations.place import Place
 from ckpt_orm.migrations.run import setup
-from ckpt_orm.migrations.state import check
+from ckpt_orm.migrations.state import check, is_adopted
 from ckpt_orm.models import Models
 
 
@@ -49,6 +49,11 @@ def setup_models(connection: Connection, models: Models) -> None:
         if not inside:
             connection.rollback()  # ends the transaction that looking began
     return None
+
+
+def are_adopted(connection: Connection, models: Models) -> bool:
+    """Whether the tables of models were the official PostgresSaver's before they were ours."""
+    return models.are_packaged and is_adopted(connection, *models.place)
 
 
 def _problems(connection: Connection, models: Models) -> Iterator[str]:

@@ -162,15 +162,17 @@ class Writing(Finding):
 
 def _filled(filling: Filling) -> Column:
     """A column's value: the config's, or its default in Python, or the one in the database."""
-    column, by_sql = filling.column, getattr(filling.column.default, "arg", None)
+    column, default = filling.column, getattr(filling.column.default, "arg", None)
+    by_server = getattr(column.server_default, "arg", None)
     values: list[Any] = [_typed(filling, filling.param)] if filling.rule else []
     if has_default(column):
         values.append(_typed(filling, filling.fallback))
     elif column.default is not None and column.default.is_clause_element:
-        values.append(by_sql)
-    elif (default := getattr(column.server_default, "arg", None)) is not None:
+        values.append(default)
+    elif by_server is not None:
         # A literal without a type, as in the column's own DEFAULT, takes that of its neighbour.
-        values.append(constant(default.replace("'", "''")) if type(default) is str else default)
+        is_literal = isinstance(by_server, str)
+        values.append(constant(by_server.replace("'", "''")) if is_literal else by_server)
     return func.coalesce(*values) if len(values) > 1 else values[0]
 
 
