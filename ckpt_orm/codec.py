@@ -63,11 +63,17 @@ class Codec:
 
     Args:
         serde: the saver's serializer, read at call time because LangGraph and users replace it.
+        reader: what reads msgpack in its place, and faster; None: nothing does.
         logs: told what is read, so that a later put can share its bytes; None: nobody is.
     """
 
-    def __init__(self, serde: SerializerProtocol, logs: Logs | None = None) -> None:
-        self.serde, self.logs = serde, logs
+    def __init__(
+        self,
+        serde: SerializerProtocol,
+        reader: SerializerProtocol | None = None,
+        logs: Logs | None = None,
+    ) -> None:
+        self.serde, self.logs, self._reader = serde, logs, reader or serde
         # Only LangGraph's own plain serializer is known to hide nothing. With any other one, an
         # encrypting one above all, no value is left readable in the document.
         self.inlines = type(serde).dumps_typed is JsonPlusSerializer.dumps_typed
@@ -251,8 +257,9 @@ class Codec:
             return self._dumps(f"<{type(value).__qualname__}>")
 
     def _loads(self, tag: Any, payload: bytes, table: str, row: tuple[Any, ...]) -> Any:
+        serde = self._reader if tag == "msgpack" else self.serde
         try:
-            return self.serde.loads_typed((tag, payload))
+            return serde.loads_typed((tag, payload))
         except Exception as error:
             raise CorruptCheckpoint(
                 f"{table} {row}",

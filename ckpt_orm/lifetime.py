@@ -12,6 +12,7 @@ from sqlalchemy import URL, Connection, Engine
 
 from ckpt_orm.columns import fillings, tenants_of
 from ckpt_orm.engines import GivenEngine, LoopEngines, create, engines_of
+from ckpt_orm.messages import Readers
 from ckpt_orm.models import Models, declare
 from ckpt_orm.runners import Growth, Runner
 from ckpt_orm.tenants import AnyRunner, TenantRunner, for_tenant, inside
@@ -107,6 +108,7 @@ class Lifetime(BaseCheckpointSaver[str]):
         owned: bool,
     ) -> None:
         self._models, self._fillings = models, fillings(models.tables)
+        self._readers = Readers()
         tenants = tenants_of(models.tables)
         self._has_own = bool(self._fillings or tenants)
         runner = Runner(models, engine, async_engine, owned, growth)

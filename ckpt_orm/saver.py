@@ -30,7 +30,7 @@ from ckpt_orm.columns import values_of
 from ckpt_orm.errors import InvalidConfig
 from ckpt_orm.finding import Finding, check_limit, page_size
 from ckpt_orm.lifetime import Lifetime
-from ckpt_orm.logs import ChainMoved
+from ckpt_orm.logs import ChainMoved, Logs
 from ckpt_orm.operations import Selection
 from ckpt_orm.removing import Removing
 from ckpt_orm.rows import Key, PutRows, WriteRows, check_key
@@ -90,12 +90,12 @@ class SQLAlchemySaver(Lifetime, Finding, Removing, Upkeep, BaseCheckpointSaver[s
             SchemaNotReady: before the tables are set up.
         """
         found = self._runner.run(operations.fetch, self._key(config))
-        return None if found is None else Codec(self.serde, self._runner.logs).decode(found)
+        return None if found is None else self._codec(self._runner.logs).decode(found)
 
     async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
         """`get_tuple`, for async callers."""
         found = await self._runner.arun(operations.fetch, self._key(config))
-        return None if found is None else Codec(self.serde, self._runner.logs).decode(found)
+        return None if found is None else self._codec(self._runner.logs).decode(found)
 
     async def aget(self, config: RunnableConfig) -> Checkpoint | None:
         """`get`, for async callers: the checkpoint of `aget_tuple`."""
@@ -129,7 +129,7 @@ class SQLAlchemySaver(Lifetime, Finding, Removing, Upkeep, BaseCheckpointSaver[s
         after: Key | None = None
         while size := page_size(limit, PAGE):
             page = self._runner.run(operations.page, selection, after, size)
-            yield from map(Codec(self.serde).decode, page)
+            yield from map(self._codec().decode, page)
             if len(page) < size:
                 return
             after, limit = page[-1].key, None if limit is None else limit - size
@@ -152,7 +152,7 @@ class SQLAlchemySaver(Lifetime, Finding, Removing, Upkeep, BaseCheckpointSaver[s
         while size := page_size(limit, PAGE):
             page = await self._runner.arun(operations.page, selection, after, size)
             for found in page:
-                yield Codec(self.serde).decode(found)
+                yield self._codec().decode(found)
             if len(page) < size:
                 return
             after, limit = page[-1].key, None if limit is None else limit - size
@@ -175,7 +175,7 @@ class SQLAlchemySaver(Lifetime, Finding, Removing, Upkeep, BaseCheckpointSaver[s
         if not channels:
             return {}
         walk = self._runner.run(history.walk, self._key(config), _channels(channels))
-        return history.decode(Codec(self.serde), walk, channels)
+        return history.decode(self._codec(), walk, channels)
 
     async def aget_delta_channel_history(
         self, *, config: RunnableConfig, channels: Sequence[str]
@@ -184,7 +184,7 @@ class SQLAlchemySaver(Lifetime, Finding, Removing, Upkeep, BaseCheckpointSaver[s
         if not channels:
             return {}
         walk = await self._runner.arun(history.walk, self._key(config), _channels(channels))
-        return history.decode(Codec(self.serde), walk, channels)
+        return history.decode(self._codec(), walk, channels)
 
     # --- writing ---
 
@@ -295,6 +295,10 @@ class SQLAlchemySaver(Lifetime, Finding, Removing, Upkeep, BaseCheckpointSaver[s
                 "versions that get_next_version() returns"
             ) from None
         return f"{number + 1:032d}.{random.randrange(10**16):016d}"
+
+    def _codec(self, logs: Logs | None = None) -> Codec:
+        """What decodes, and tells `logs` what it has read."""
+        return Codec(self.serde, self._readers.of(self.serde), logs)
 
     def _encode_writes(self, config: RunnableConfig, *given: Any) -> WriteRows:
         rows = Codec(self.serde).encode_writes(config, *given)
