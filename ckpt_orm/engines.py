@@ -30,6 +30,12 @@ BUSY_TIMEOUT = 10_000
 #: The execution option of an engine whose connections are in AUTOCOMMIT from the start.
 AUTOCOMMITS = "ckpt_orm_autocommits"
 
+#: The execution option of an engine whose connections may be kept out of its pool.
+KEEPS = "ckpt_orm_keeps"
+
+#: What says how a pool treats its connections, and must not be bypassed.
+POOLING = {"pool", "poolclass", "pool_pre_ping", "pool_recycle", "creator", "events", "pool_events"}
+
 #: What a new connection is given, by driver.
 CONNECT_ARGS: dict[str, dict[str, Any]] = {
     "psycopg": {"connect_timeout": CONNECT_TIMEOUT},
@@ -73,10 +79,12 @@ def create(url: str | URL, pooler: str | None = None, **kwargs: Any) -> Engine |
         **kwargs.pop("connect_args", {}),
     }
     kwargs["connect_args"] = arguments
+    options = kwargs["execution_options"] = {**kwargs.get("execution_options", {})}
+    options[KEEPS] = not POOLING & kwargs.keys()
     if url.get_backend_name() == "postgresql" and "isolation_level" not in kwargs:
         # Nearly all operations are single statements; otherwise each would set and reset it.
         kwargs["isolation_level"] = "AUTOCOMMIT"
-        kwargs["execution_options"] = {**kwargs.get("execution_options", {}), AUTOCOMMITS: True}
+        options[AUTOCOMMITS] = True
     if in_memory(url) and "poolclass" not in kwargs:
         # A memory database is its connection: one for all callers, who take turns on it.
         kwargs |= {"poolclass": QueuePool, "pool_size": 1, "max_overflow": 0}

@@ -200,7 +200,7 @@ def _tell(conn: Connection, st: Statements, statement: Executable, error: Except
     without what came before. And where a file is locked, it has waited already. A batch fails
     whole.
     """
-    if st.dialect.forgives or TOGETHER in conn.get_execution_options():
+    if st.dialect.forgives or conn.get_execution_options().get(TOGETHER):
         raise _told(conn, _compiled(conn.dialect, statement).text, error) from error
 
 
@@ -214,7 +214,7 @@ def _is_clear(conn: Connection, st: Statements, events: Sequence[str] = EVENTS) 
     options = conn.get_execution_options()
     if (
         conn.dialect.driver not in DRIVERS
-        or not (st.dialect.forgives or TOGETHER in options or not conn.in_transaction())
+        or not (st.dialect.forgives or options.get(TOGETHER) or not conn.in_transaction())
         or "schema_translate_map" in options
         or getattr(conn, "_echo", True)
         or getattr(conn.dialect, "_has_events", True)

@@ -219,6 +219,7 @@ class Runner:
             # In one order everywhere: two batches that share keys wait, and seldom deadlock.
             for call in sorted(batch, key=lambda call: call.rows.key):
                 self.execute(conn, call.operation, call.rows)
+        conn.execution_options(**{lanes.TOGETHER: False})  # one that fails is not kept
 
     def _is_alone(self, access: Access) -> bool:
         at_once = self.statements.dialect.begin is None

@@ -1,17 +1,18 @@
 """SPARE: a connection kept between two calls, since the pool takes as long as a call itself.
 
-Only of an engine of our own on a SQLite file: nobody else counts its connections, listens to them
-or needs one of them, and there is no server whose connections would be occupied.
+Only of an engine of our own, whose pool keeps its connections as they are: nobody else counts them,
+listens to them or needs one of them, and none of them had to be looked at, or replaced, first.
 """
 
 from __future__ import annotations
 
 from types import TracebackType
-from typing import cast
+from typing import Any, cast
 
 from sqlalchemy import Connection, Engine
 from sqlalchemy.pool import QueuePool
 
+from ckpt_orm.engines import KEEPS
 from ckpt_orm.forks import after_fork
 
 #: How many are kept.
@@ -46,12 +47,14 @@ class Spares:
         """Keep a connection, whatever transaction it is in rolled back, or give it to the pool."""
         if conn.in_transaction():
             conn.rollback()
-        driver = conn.connection.driver_connection
-        if driver is not None and driver.in_transaction:
+        driver: Any = conn.connection.driver_connection
+        if getattr(driver, "in_transaction", False):  # sqlite3 has begun by itself
             driver.rollback()
-        # Whoever waits for the pool to have one again is woken by the pool only.
+        # What a transaction of several statements has needed is set back by the pool. And whoever
+        # waits for the pool to have one again is woken by the pool only.
         pool = cast("QueuePool", self._engine.pool)
-        if len(self._idle) < MOST and pool.checkedout() < pool.size():
+        is_as_it_was = "isolation_level" not in conn.get_execution_options()
+        if is_as_it_was and len(self._idle) < MOST and pool.checkedout() < pool.size():
             self._idle.append(conn)
         else:
             conn.close()
@@ -63,9 +66,9 @@ class Spares:
 
 
 def spares_of(engine: Engine) -> Spares | None:
-    """Spares of an engine of our own, where they pay."""
-    is_file = engine.dialect.name == "sqlite" and isinstance(engine.pool, QueuePool)
-    return Spares(engine) if is_file else None
+    """Spares of an engine of our own, unless its pool has been told what to do with connections."""
+    is_plain = engine.get_execution_options().get(KEEPS) and isinstance(engine.pool, QueuePool)
+    return Spares(engine) if is_plain else None
 
 
 class Loan:
@@ -89,3 +92,4 @@ class Loan:
             self._spares.take_back(self._conn)
         else:
             self._conn.close()  # in whatever state it is, which the pool ends
+            self._spares.dispose()  # they may have lost the same server

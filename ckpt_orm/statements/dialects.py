@@ -61,7 +61,7 @@ class Dialect:
         together: statements that are executed as one, where the dialect can.
         elements: the (value) rows of the JSON array of strings bound under a name.
         among: whether a column is one of those strings, such that its index is used.
-        lookup: a join by primary key, and the columns of the joined table.
+        lookup: a join by primary key, and the columns of the joined table, or those that are named.
         lookups: a join by the beginning of a primary key, for several rows.
         text: a document, or a scalar in one, as text.
         has_entry: whether an entry of a document has an entry of a given name.
@@ -91,8 +91,8 @@ class Dialect:
     together: Callable[..., Sequence[Executable]]
     elements: Callable[[str], TableValuedAlias]
     among: Callable[[Column, str], ColumnElement[bool]]
-    lookup: Callable[[FromClause, Table, ColumnElement[bool]], Looked]
-    lookups: Callable[[FromClause, Table, ColumnElement[bool]], Looked]
+    lookup: Callable[..., Looked]
+    lookups: Callable[..., Looked]
     text: Callable[[Column], Column]
     member: Callable[[Column, str], Column]
     has_entry: Callable[[Column, str, Column], ColumnElement[bool]]
@@ -122,18 +122,26 @@ def _at(document: Column, key: str) -> Column:
     return document.op("->", return_type=JSONB())(text(f"'{key}'"))
 
 
-def _lateral(left: FromClause, table: Table, same: ColumnElement[bool]) -> Looked:
+def _lateral(left: FromClause, table: Table, same: ColumnElement[bool], *names: str) -> Looked:
     # Left to join as it likes, the planner guesses a hundred rows for a JSON object, and reads the
     # whole table to hash it; and a prepared statement keeps a plan made when the table was small.
-    row = select(table).where(same).limit(literal_column("1")).lateral()
+    row = select(*_named(table, names)).where(same).limit(literal_column("1")).lateral()
     return left.join(row, true()), row.c
 
 
-def _laterals(left: FromClause, table: Table, same: ColumnElement[bool]) -> Looked:
+def _laterals(left: FromClause, table: Table, same: ColumnElement[bool], *names: str) -> Looked:
     # The same for several rows: OFFSET keeps the planner from joining as it likes. On a table that
     # was never analyzed it would read a thread's rows once for each of them.
-    rows = select(table).where(same).offset(literal_column("0")).lateral()
+    rows = select(*_named(table, names)).where(same).offset(literal_column("0")).lateral()
     return left.join(rows, true()), rows.c
+
+
+def _named(table: Table, names: Sequence[str]) -> Sequence[ColumnElement[Any]]:
+    return [table.c[name] for name in names] or list(table.c)
+
+
+def _joined(left: FromClause, table: Table, same: ColumnElement[bool], *names: str) -> Looked:
+    return left.join(table, same), table.c
 
 
 def _recordset(name: str, **types: type[TypeEngine[Any]]) -> FromClause:
@@ -245,8 +253,8 @@ SQLITE = Dialect(
     together=lambda *statements: statements,
     elements=_json_elements,
     among=lambda column, name: column.in_(select(_json_elements(name).c.value)),
-    lookup=lambda left, table, same: (left.join(table, same), table.c),
-    lookups=lambda left, table, same: (left.join(table, same), table.c),
+    lookup=_joined,
+    lookups=_joined,
     text=lambda value: cast(value, Text),
     member=lambda document, key: func.json_extract(document, constant(f"$.{key}")),
     has_entry=lambda document, key, name: _sqlite_entry(

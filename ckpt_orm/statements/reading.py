@@ -22,6 +22,7 @@ from sqlalchemy import (
     and_,
     cast,
     func,
+    literal_column,
     null,
     or_,
     select,
@@ -74,6 +75,15 @@ def found(kind: str | Column, source: FromClause, **columns: Column) -> Select[A
     return select(
         *(given.get(name, cast(null(), type_)).label(name) for name, type_ in FOUND.items())
     ).select_from(source)
+
+
+def also(kind: str, source: FromClause, **columns: Column) -> Select[Any]:
+    """A branch after the first, which has given names and types to all columns.
+
+    A driver takes a statement apart with each execution if it is long, and sends it whole.
+    """
+    given = {"kind": constant(kind), **columns}
+    return select(*(given.get(name, literal_column("NULL")) for name in FOUND)).select_from(source)
 
 
 class Page(NamedTuple):
@@ -188,11 +198,10 @@ class Reading:
                 checkpoint=text_of(row.checkpoint),
                 metadata=text_of(row.metadata),
             ),
-            found("blob", blobs, **{name: blobs.c[name] for name in (*BLOB_KEY, *PAYLOAD)}),
+            also("blob", blobs, **{name: blobs.c[name] for name in (*BLOB_KEY, *PAYLOAD)}),
             self._segments_of(blobs, several),
             self._writes_of("write", target, key, row.checkpoint_id),
-            self._writes_of("send", target, key, row.parent_checkpoint_id).where(
-                self.writes.c.channel == constant(TASKS),
+            self._writes_of("send", target, key, row.parent_checkpoint_id, TASKS).where(
                 self.dialect.older(row.checkpoint, SENDS_WITH_CHECKPOINT),
             ),
         )
@@ -212,23 +221,21 @@ class Reading:
         once = several or self.dialect.snapshot is not None
         versions = (query.distinct() if once else query).cte("versions")
         key = {column.name: versions.c[column.name] for column in own_key(self.blobs)}
-        joined, blob = self.dialect.lookup(
-            versions, self.blobs, and_(*(self.blobs.c[name] == key[name] for name in key))
-        )
-        columns = (blob[name] for name in (*PAYLOAD, "stop"))
+        same = and_(*(self.blobs.c[name] == key[name] for name in key))
+        names = (*PAYLOAD, "stop")
+        joined, blob = self.dialect.lookup(versions, self.blobs, same, *names)
+        columns = (blob[name] for name in names)
         return select(*key.values(), *columns).select_from(joined).cte("named")
 
     def _segments_of(self, blobs: CTE, several: bool) -> Select[Any]:
         """The segments of blobs, each once: of several versions of a value one needs the most."""
         row, key = blobs.c, ("thread_id", "checkpoint_ns", "channel", "chain")
-        chain = select(*(row[name] for name in key)).where(row.chain.is_not(None))
-        if several:
-            chains = chain.add_columns(func.max(row.stop).label("stop")).group_by(
-                *(row[name] for name in key)
-            )
-        else:
-            chains = chain.add_columns(row.stop)
-        named = chains.cte("chains")
+        columns = {name: row[name] for name in key}
+        if not several:
+            return self._segments_below(blobs, row.stop, **columns).where(row.chain.is_not(None))
+        stop = func.max(row.stop).label("stop")
+        chains = select(*columns.values(), stop).where(row.chain.is_not(None))
+        named = chains.group_by(*columns.values()).cte("chains")
         return self._segments_below(named, named.c.stop, **{name: named.c[name] for name in key})
 
     def _segments_below(self, source: FromClause, stop: Column, **columns: Column) -> Select[Any]:
@@ -237,25 +244,32 @@ class Reading:
         *of_chain, _ = own_key(self.segments)
         same = (column == columns[column.name] for column in of_chain)
         joined, part = self.dialect.lookups(
-            source, self.segments, and_(*same, segment.start < stop)
+            source, self.segments, and_(*same, segment.start < stop), "start", "data", "digest"
         )
-        return found(
-            "segment", joined, **columns, idx=part.start, blob=part.data, digest=part.digest
-        )
+        found = {"idx": part.start, "blob": part.data, "digest": part.digest}
+        return also("segment", joined, **columns, **found)
 
     def _writes_of(
-        self, kind: str, target: CTE, key: Mapping[str, Column], checkpoint_id: Column
+        self,
+        kind: str,
+        target: CTE,
+        key: Mapping[str, Column],
+        checkpoint_id: Column,
+        channel: str | None = None,
     ) -> Select[Any]:
-        write = self.writes.c
+        """The writes to a checkpoint, to all channels or to one."""
+        writes = self.writes.alias("w")
+        write = writes.c
         same = and_(
             write.thread_id == target.c.thread_id,
             write.checkpoint_ns == target.c.checkpoint_ns,
             write.checkpoint_id == checkpoint_id,
+            *(() if channel is None else (write.channel == constant(channel),)),
         )
         columns = ("task_path", "task_id", "idx", "channel", "type", "blob")
-        return found(
+        return also(
             kind,
-            target.join(self.writes, same),
+            target.join(writes, same),
             **key,
             **{name: write[name] for name in columns},
         )

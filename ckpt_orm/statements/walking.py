@@ -22,7 +22,7 @@ from sqlalchemy.sql.selectable import CTE
 
 from ckpt_orm.rows import EMPTY
 from ckpt_orm.statements.dialects import Column, Columns, constant, param
-from ckpt_orm.statements.reading import PAYLOAD, found
+from ckpt_orm.statements.reading import PAYLOAD, also, found
 from ckpt_orm.statements.stepping import Stepping
 
 
@@ -108,7 +108,7 @@ class Walking(Stepping):
                 idx=walk.c.seeded,
                 checkpoint=self.dialect.text(seed.c.checkpoint),
             ),
-            found(
+            also(
                 "blob",
                 valued,
                 **key,
@@ -116,7 +116,7 @@ class Walking(Stepping):
                 **{name: blob[name] for name in PAYLOAD},
             ),
             self._segments_below(valued, blob.stop, **at_blob, checkpoint_id=walk.c.checkpoint_id),
-            found(
+            also(
                 "write",
                 written,
                 **key,
