@@ -56,6 +56,7 @@ from ckpt_orm.rows import (
     key_of,
     version_key,
 )
+from ckpt_orm.unchanged import Encodings
 
 
 class Codec:
@@ -64,6 +65,7 @@ class Codec:
     Args:
         serde: the saver's serializer, read at call time because LangGraph and users replace it.
         reader: what reads msgpack in its place, and faster; None: nothing does.
+        encodings: what messages were encoded as before; None: nothing is known.
         logs: told what is read, so that a later put can share its bytes; None: nobody is.
     """
 
@@ -72,8 +74,10 @@ class Codec:
         serde: SerializerProtocol,
         reader: SerializerProtocol | None = None,
         logs: Logs | None = None,
+        encodings: Encodings | None = None,
     ) -> None:
         self.serde, self.logs, self._reader = serde, logs, reader or serde
+        self._encodings = encodings
         # Only LangGraph's own plain serializer is known to hide nothing. With any other one, an
         # encrypting one above all, no value is left readable in the document.
         self.inlines = type(serde).dumps_typed is JsonPlusSerializer.dumps_typed
@@ -237,7 +241,10 @@ class Codec:
     # --- the serde ---
 
     def _dumps(self, value: Any) -> tuple[str, bytes]:
-        tag, payload = self.serde.dumps_typed(value)
+        if self._encodings is None:
+            tag, payload = self.serde.dumps_typed(value)
+        else:
+            tag, payload = self._encodings.dumps(self.serde, value)
         return tag, bytes(payload)  # a bytearray is handed through as the caller's own object
 
     def _pack(self, value: Any) -> tuple[str, bytes]:

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import lru_cache
-from operator import attrgetter, itemgetter, methodcaller
+from operator import itemgetter, methodcaller
 from types import TracebackType
 from typing import Any, NamedTuple, cast
 
@@ -115,20 +115,6 @@ def execute(
             _tell(conn, st, statement, error)
     result = conn.execute(statement, params)
     return result.all() if result.returns_rows else ()
-
-
-def change(
-    conn: Connection, st: Statements, statement: Executable, params: Mapping[str, Any]
-) -> int:
-    """Execute a constant that changes rows; how many it has changed."""
-    if _is_clear(conn, st) and (compiled := _compiled(conn.dialect, statement)).is_plain:
-        try:
-            return int(_execute_directly(conn, compiled, params, _count))
-        except conn.dialect.loaded_dbapi.Error as error:
-            _tell(conn, st, statement, error)
-    # Kept before the cursor closes, as Core does by itself for UPDATE and DELETE only.
-    kept = {"preserve_rowcount": True}
-    return int(conn.execute(statement, params, execution_options=kept).rowcount)
 
 
 def execute_many(
@@ -239,7 +225,7 @@ def _execute_directly(
 
 
 #: What is asked of a cursor when it has executed.
-_fetched, _count = methodcaller("fetchall"), attrgetter("rowcount")
+_fetched = methodcaller("fetchall")
 
 
 def _nothing(cursor: Any) -> Sequence[Any]:

@@ -16,6 +16,7 @@ from ckpt_orm.messages import Readers
 from ckpt_orm.models import Models, declare
 from ckpt_orm.runners import Growth, Runner
 from ckpt_orm.tenants import AnyRunner, TenantRunner, for_tenant, inside
+from ckpt_orm.unchanged import Encodings
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import (
@@ -108,7 +109,7 @@ class Lifetime(BaseCheckpointSaver[str]):
         owned: bool,
     ) -> None:
         self._models, self._fillings = models, fillings(models.tables)
-        self._readers = Readers()
+        self._readers, self._encodings = Readers(), Encodings()
         tenants = tenants_of(models.tables)
         self._has_own = bool(self._fillings or tenants)
         runner = Runner(models, engine, async_engine, owned, growth)

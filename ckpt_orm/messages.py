@@ -45,7 +45,7 @@ LONGEST = 64 * 1024
 MOST_SEEN = 32 * 1024
 
 #: LangChain's own; what an application derives from them may do anything when it is made.
-_CLASSES: frozenset[type] = frozenset(
+CLASSES: frozenset[type] = frozenset(
     {
         *(AIMessage, ChatMessage, FunctionMessage, HumanMessage, SystemMessage, ToolMessage),
         *(AIMessageChunk, ChatMessageChunk, FunctionMessageChunk, HumanMessageChunk),
@@ -54,7 +54,7 @@ _CLASSES: frozenset[type] = frozenset(
 )
 
 #: What can be shared, since nobody can change it.
-_ATOMS = frozenset({str, int, float, bool, bytes, type(None)})
+ATOMS = frozenset({str, int, float, bool, bytes, type(None)})
 
 #: What a serde makes a value with.
 Hook = Callable[[int, bytes], Any]
@@ -154,7 +154,7 @@ class Mold:
         self._extra = _copied(message.__pydantic_extra__)
         self._named = message.__pydantic_fields_set__.copy()
         self._nested = [
-            (name, value) for name, value in self._fields.items() if type(value) not in _ATOMS
+            (name, value) for name, value in self._fields.items() if type(value) not in ATOMS
         ]
 
     def cast(self) -> BaseMessage:
@@ -177,7 +177,7 @@ _set = object.__setattr__
 def mold_of(value: Any) -> Mold | None:
     """A mold of a value that was just made, None where a copy would not be certain to be equal."""
     if (
-        type(value) not in _CLASSES
+        type(value) not in CLASSES
         or value.__pydantic_private__
         or not _is_plain(value.__dict__)
         or not _is_plain(value.__pydantic_extra__)
@@ -188,10 +188,10 @@ def mold_of(value: Any) -> Mold | None:
 
 def _is_plain(value: Any) -> bool:
     kind = type(value)
-    if kind in _ATOMS or not value:
-        return kind in _ATOMS or kind is dict or kind is list
+    if kind in ATOMS or not value:
+        return kind in ATOMS or kind is dict or kind is list
     if kind is dict:
-        return all(type(key) in _ATOMS and _is_plain(item) for key, item in value.items())
+        return all(type(key) in ATOMS and _is_plain(item) for key, item in value.items())
     return kind is list and all(map(_is_plain, value))
 
 

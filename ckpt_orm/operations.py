@@ -189,9 +189,10 @@ def put(conn: Connection, st: Statements, rows: PutRows) -> None:
     if rows.blobs and not st.dialect.stores_each:
         _put_at_once(conn, st, params, rows)
         return
+    # A row is written first: from then on nobody else writes, and what is read stays as it is.
+    store(conn, st, st.BLOBS, thread, rows.blobs)
     for tail in rows.tails:
         add_segment(conn, st, thread, tail)
-    store(conn, st, st.BLOBS, thread, rows.blobs)
     lanes.execute(conn, st, st.CHECKPOINT, params)
 
 
@@ -220,9 +221,13 @@ def add_segment(conn: Connection, st: Statements, thread: Mapping[str, Any], tai
             raise ChainMoved
         return
     params = {**thread, **tail._asdict()}
-    statement = st.FOLDING_SEGMENTS if tail.folds else st.SEGMENTS
-    if not lanes.change(conn, st, statement, params) and tail.follows is not None:
+    if tail.follows is None:
+        lanes.execute(conn, st, st.SEGMENTS, params)
+        return
+    last = lanes.execute(conn, st, st.TIP, params)
+    if not last or last[0][0] != tail.follows:
         raise ChainMoved
+    lanes.execute(conn, st, st.FOLDING_SEGMENT if tail.folds else st.NEXT_SEGMENT, params)
     if tail.folds:
         lanes.execute(conn, st, st.FOLDED, {**params, "stop": tail.start + len(tail.data)})
 

@@ -237,7 +237,7 @@ class SQLAlchemySaver(Lifetime, Finding, Removing, Upkeep, BaseCheckpointSaver[s
         return rows.key.config()
 
     def _encode_put(self, config: RunnableConfig, *given: Any) -> PutRows:
-        rows = self._runner.logs.split(Codec(self.serde).encode_put(config, *given))
+        rows = self._runner.logs.split(self._codec().encode_put(config, *given))
         return rows._replace(filled=self._filled(config)) if self._has_own else rows
 
     def put_writes(
@@ -297,11 +297,11 @@ class SQLAlchemySaver(Lifetime, Finding, Removing, Upkeep, BaseCheckpointSaver[s
         return f"{number + 1:032d}.{random.randrange(10**16):016d}"
 
     def _codec(self, logs: Logs | None = None) -> Codec:
-        """What decodes, and tells `logs` what it has read."""
-        return Codec(self.serde, self._readers.of(self.serde), logs)
+        """What encodes and decodes with the serde of the moment, and tells `logs` what it reads."""
+        return Codec(self.serde, self._readers.of(self.serde), logs, self._encodings)
 
     def _encode_writes(self, config: RunnableConfig, *given: Any) -> WriteRows:
-        rows = Codec(self.serde).encode_writes(config, *given)
+        rows = self._codec().encode_writes(config, *given)
         return rows._replace(filled=self._filled(config)) if self._has_own else rows
 
     def _filled(self, config: RunnableConfig) -> dict[str, Any]:

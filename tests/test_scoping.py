@@ -27,7 +27,7 @@ SHAPES = [Page(*flags) for flags in product([False, True], repeat=len(Page._fiel
 
 #: What is only for a dialect that stores all at once, or row by row.
 AT_ONCE = {"PUT", "PUT_STARTING", "PUT_FOLLOWING"}
-BY_ROW = {"FOLDING_SEGMENTS", "FOLDED"}
+BY_ROW = {"TIP", "NEXT_SEGMENT", "FOLDING_SEGMENT", "FOLDED"}
 
 
 def every(st: Statements) -> Iterator[tuple[str, Executable]]:

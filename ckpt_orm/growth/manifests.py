@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple, TypeAlias
 
@@ -38,8 +37,7 @@ def size_of(piece: Piece) -> int:
     return piece.stop - piece.start if isinstance(piece, Span) else len(piece)
 
 
-@dataclass(frozen=True, slots=True)
-class Manifest:
+class Manifest(NamedTuple):
     """The pieces a payload consists of.
 
     `chain` is the id of the chain all spans lie in, `size` the payload's length in bytes, and

@@ -8,7 +8,6 @@ every byte, and an append that expects another tip than the stored one must not 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
 from math import isqrt
 from secrets import token_bytes
 from typing import NamedTuple, cast
@@ -46,8 +45,7 @@ class End(NamedTuple):
     loose: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Known:
+class Known(NamedTuple):
     """What this process knows of one stored version of a channel.
 
     `manifest` is None where it is stored whole, and `end` None where it has no chain or the end is
@@ -98,7 +96,7 @@ class Known:
         if self.payload is None:
             return self
         digest = xxh3_128_digest(memoryview(self.payload)[len(self.header) :])
-        return replace(self, payload=None, digest=digest)
+        return self._replace(payload=None, digest=digest)
 
     def begins(self, payload: bytes) -> bool:
         """Whether `payload`, of the same tag, is this value with something appended to it."""
@@ -110,8 +108,7 @@ class Known:
         return xxh3_128_digest(memoryview(payload)[start : start + size]) == self.digest
 
 
-@dataclass(frozen=True, slots=True)
-class Grown:
+class Grown(NamedTuple):
     """How a payload is stored as a log.
 
     The chain named by `manifest.chain` must have the tip `expects` (None: the chain is new) and

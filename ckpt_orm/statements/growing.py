@@ -16,6 +16,7 @@ from sqlalchemy import (
     FromClause,
     Integer,
     LargeBinary,
+    Select,
     Text,
     and_,
     delete,
@@ -70,16 +71,22 @@ class Statements(Writing):
         """Segments, with a row returned for each that was stored."""
         return self.SEGMENTS.returning(constant(1))
 
-    # --- where each row has a statement ---
+    # --- where each row has a statement, and whoever writes is alone ---
 
     @cached_property
-    def FOLDING_SEGMENTS(self) -> Any:
-        """Segments that take the place of one; what it had after it, `FOLDED`, is to be deleted.
+    def TIP(self) -> Executable:
+        """The digest of a chain's last segment."""
+        return self._last(self.segments, self._tails()[1])
 
-        Only where one transaction writes at a time: elsewhere what another one adds meanwhile would
-        be overwritten.
-        """
-        insert = self._segments()
+    @cached_property
+    def NEXT_SEGMENT(self) -> Any:
+        """A segment behind the one that is known to be the last."""
+        return self._segments(*self._tails())
+
+    @cached_property
+    def FOLDING_SEGMENT(self) -> Any:
+        """One in place of the last ones; those after its start, `FOLDED`, are to be deleted."""
+        insert = self._segments(*self._tails())
         return insert.on_conflict_do_update(
             index_elements=key_columns(self.segments),
             set_={name: insert.excluded[name] for name in ("data", "digest")},
@@ -119,16 +126,28 @@ class Statements(Writing):
 
     @cached_property
     def SEGMENTS(self) -> Any:
-        """Segments that start or continue a chain; where they cannot, they are not stored."""
-        keys = key_columns(self.segments)
-        return self._segments().on_conflict_do_nothing(index_elements=keys)
+        """Segments that start or continue a chain; where they cannot, they are not stored.
 
-    def _segments(self) -> Any:
+        Where each row has a statement they only start one.
+        """
         source, cells, row = self._tails()
+        where = self._starts(cells)
+        if source is not None:
+            where = or_(where, self._follows(source, cells))
+        insert = self._segments(source, cells, row, where)
+        return insert.on_conflict_do_nothing(index_elements=key_columns(self.segments))
+
+    def _segments(
+        self,
+        source: FromClause | None,
+        cells: dict[str, Column],
+        row: dict[str, Column],
+        *where: ColumnElement[bool],
+    ) -> Any:
         return self._insert(
             self.segments,
             source,
-            or_(self._starts(cells), self._follows(source, cells)),
+            *where,
             **params("thread_id", "checkpoint_ns"),
             **{name: cells[name] for name in ("channel", "chain", "start")},
             **row,
@@ -156,21 +175,13 @@ class Statements(Writing):
         )
         return and_(cells["follows"].is_(None), ~stored)
 
-    def _follows(self, tails: FromClause | None, cells: dict[str, Column]) -> ColumnElement[bool]:
+    def _follows(self, tails: FromClause, cells: dict[str, Column]) -> ColumnElement[bool]:
         """Whether a chain ends in the digest that a tail is made for.
 
         Its first segment is locked, as it is before a chain is deleted. Whoever has waited for that
         may see a last one that no longer is: what follows it has the key of what is to be added.
         """
-        last = self.segments.alias("last")
-        digest = (
-            select(last.c.digest)
-            .where(self._is_of(last, cells))
-            .order_by(last.c.start.desc())
-            .limit(constant(1))
-        )
-        if tails is None:  # whoever writes on SQLite is alone
-            return digest.scalar_subquery() == cells["follows"]
+        digest = self._last(self.segments.alias("last"), cells)
         first = self.segments.alias("first")
         at_start = and_(self._is_of(first, cells), first.c.start == constant(0))
         held = (
@@ -183,6 +194,12 @@ class Statements(Writing):
             cells["channel"].in_(select(held.c.channel)),
             digest.correlate(tails).scalar_subquery() == cells["follows"],
         )
+
+    def _last(self, segments: FromClause, cells: dict[str, Column]) -> Select[Any]:
+        """The digest of the last segment of a tail's chain."""
+        last_first = segments.c.start.desc()
+        of_chain = select(segments.c.digest).where(self._is_of(segments, cells))
+        return of_chain.order_by(last_first).limit(constant(1))
 
     def _is_of(self, segments: FromClause, cells: dict[str, Column]) -> ColumnElement[bool]:
         """Whether a segment belongs to the chain of a tail."""

@@ -1,0 +1,155 @@
+"""UNCHANGED: a message that was encoded before, and is as it was, is not encoded again.
+
+A list of messages is put whole with each superstep, most of them the same objects as the last time.
+What a message is encoded as is decided by its fields. So it is remembered of each field what object
+it held: one that cannot change has not changed if it is still there; of one that can, what was in
+it. To look takes a third of the time that encoding takes.
+
+As in `messages`, this is for LangChain's own messages and LangGraph's plain serde. A list of them
+is put together from what each is encoded as, which is how msgpack encodes a list.
+"""
+
+from __future__ import annotations
+
+import marshal
+from collections.abc import Sequence
+from operator import is_
+from typing import Any
+
+import msgpack  # type: ignore[import-untyped]
+from langchain_core.messages import BaseMessage
+from langgraph.checkpoint.serde.base import SerializerProtocol
+from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
+
+from ckpt_orm.messages import ATOMS, CLASSES, MOST_BYTES, MOST_SEEN
+
+#: Of marshal's formats, one in which equal values of the same types have the same bytes.
+_FORMAT = 2
+
+#: What holds the parts of a message that can change.
+_CONTAINERS: frozenset[type] = frozenset({dict, list})
+
+
+class Encodings:
+    """What messages were encoded as; shared by all copies of a saver.
+
+    Safe in threads without a lock: at worst a message is encoded once more.
+
+    Args:
+        most_bytes: how many bytes of encoded messages are kept, the least lately used dropped.
+    """
+
+    def __init__(self, most_bytes: int = MOST_BYTES) -> None:
+        self._half = most_bytes // 2
+        self._seen: set[int] = set()
+        # Two halves, the older of which is dropped when the newer one is full.
+        self._new: dict[int, Encoding] = {}
+        self._old: dict[int, Encoding] = {}
+        self._size = 0
+
+    def dumps(self, serde: SerializerProtocol, value: Any) -> tuple[str, bytes]:
+        """What `serde.dumps_typed` returns."""
+        if (
+            type(value) is not list
+            or not value
+            or type(serde) is not JsonPlusSerializer
+            or not CLASSES.issuperset(map(type, value))
+            or self._is_new(value)
+        ):
+            return serde.dumps_typed(value)
+        codes = [self._code_of(message) or self._encoded(serde, message) for message in value]
+        if not all(codes):
+            return serde.dumps_typed(value)
+        header: bytes = msgpack.Packer().pack_array_header(len(value))
+        return "msgpack", header + b"".join(codes)
+
+    def _is_new(self, messages: Sequence[BaseMessage]) -> bool:
+        """Whether a list was just made or loaded, and may never be put again."""
+        if id(messages[0]) in self._seen:
+            return False
+        if len(self._seen) >= MOST_SEEN:
+            self._seen = set()
+        self._seen.update(map(id, messages))
+        return True
+
+    def _code_of(self, message: BaseMessage) -> bytes | None:
+        name = id(message)
+        found = self._new.get(name)
+        if found is None:
+            found = self._old.get(name)
+            if found is not None:
+                self._keep(found)
+        return found.code if found is not None and found.holds(message) else None
+
+    def _encoded(self, serde: SerializerProtocol, message: BaseMessage) -> bytes:
+        """A message as an item of a list; nothing, where the serde leaves msgpack for it."""
+        tag, payload = serde.dumps_typed([message])
+        if tag != "msgpack":
+            return b""
+        code = payload[1:]  # behind the header of a list of one
+        if (encoding := encoding_of(message, code)) is not None:
+            self._keep(encoding)
+        return code
+
+    def _keep(self, encoding: Encoding) -> None:
+        self._new[id(encoding.message)] = encoding
+        self._size += len(encoding.code)
+        if self._size > self._half:
+            self._old, self._new, self._size = self._new, {}, 0
+
+
+class Encoding:
+    """What a message was encoded as, and what it consisted of.
+
+    Args:
+        message: the message, which is kept, so that no other one takes its place in memory.
+        code: its bytes as an item of a list.
+        values: of all its fields.
+        containers: those of them that can change, which are lists and dicts.
+        held: what was in these, None where all were empty.
+    """
+
+    __slots__ = ("_containers", "_held", "_values", "code", "message")
+
+    def __init__(
+        self,
+        message: BaseMessage,
+        code: bytes,
+        values: list[Any],
+        containers: list[Any],
+        held: bytes | None,
+    ) -> None:
+        self.message, self.code = message, code
+        self._values, self._containers, self._held = values, containers, held
+
+    def holds(self, message: BaseMessage) -> bool:
+        """Whether it is the same message, as it was."""
+        fields = message.__dict__
+        return (
+            message is self.message
+            and len(fields) == len(self._values)
+            and all(map(is_, fields.values(), self._values))
+            and not message.__pydantic_extra__
+            and (not any(self._containers) if self._held is None else self._is_held())
+        )
+
+    def _is_held(self) -> bool:
+        try:
+            return marshal.dumps(self._containers, _FORMAT) == self._held
+        except ValueError:
+            return False
+
+
+def encoding_of(message: BaseMessage, code: bytes) -> Encoding | None:
+    """What is remembered of a message; None where it could change without being seen to."""
+    values = list(message.__dict__.values())
+    containers = [value for value in values if type(value) not in ATOMS]
+    if message.__pydantic_extra__ or message.__pydantic_private__:
+        return None
+    if not _CONTAINERS.issuperset(map(type, containers)):
+        return None
+    try:
+        held = marshal.dumps(containers, _FORMAT) if any(containers) else None
+    except ValueError:  # they hold something else than plain data
+        return None
+    return Encoding(message, code, values, containers, held)

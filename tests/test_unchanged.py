@@ -1,0 +1,289 @@
+"""A message that is as it was when it was encoded is not encoded again, and any other one is."""
+
+from __future__ import annotations
+
+import copy
+from collections import OrderedDict, UserDict
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime, timezone
+from typing import Any
+
+import ormsgpack
+import pytest
+from builders import config, put, values_of
+from hypothesis import given
+from hypothesis import strategies as st
+from langchain_core.messages import (
+    AIMessage,
+    AnyMessage,
+    BaseMessage,
+    HumanMessage,
+    RemoveMessage,
+    SystemMessage,
+    ToolMessage,
+)
+from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
+from sqlalchemy import URL
+
+from ckpt_orm import SQLAlchemySaver
+from ckpt_orm.unchanged import Encodings
+
+SERDE = JsonPlusSerializer()
+
+
+class Counting(JsonPlusSerializer):
+    """Nothing but a class of its own."""
+
+
+class Word(str):
+    """A string that equals another one, and is not the same."""
+
+    __slots__ = ()
+
+
+SCALARS = st.one_of(
+    st.none(), st.booleans(), st.integers(-3, 3), st.floats(allow_nan=False), st.text(max_size=3)
+)
+PLAIN = st.recursive(
+    SCALARS,
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3), st.dictionaries(st.text(max_size=3), inner, max_size=3)
+    ),
+    max_leaves=6,
+)
+KWARGS = st.dictionaries(st.text(max_size=3), PLAIN, max_size=3)
+CALLS = st.lists(
+    st.fixed_dictionaries({"name": st.just("f"), "args": KWARGS, "id": st.text(max_size=3)}),
+    max_size=2,
+)
+
+MESSAGES: st.SearchStrategy[Any] = st.one_of(
+    st.builds(HumanMessage, content=st.text(max_size=8), additional_kwargs=KWARGS),
+    st.builds(AIMessage, content=st.text(max_size=8), tool_calls=CALLS, response_metadata=KWARGS),
+    st.builds(ToolMessage, content=st.text(max_size=8), tool_call_id=st.just("1"), artifact=PLAIN),
+    st.builds(SystemMessage, content=st.lists(st.text(max_size=3), max_size=2)),
+    st.text(max_size=3).map(lambda name: RemoveMessage(id=name)),
+)
+
+
+def set_field(name: str, value: Any) -> Callable[[BaseMessage], None]:
+    return lambda message: setattr(message, name, value)
+
+
+def set_entry(name: str, key: str, value: Any) -> Callable[[BaseMessage], None]:
+    def change(message: BaseMessage) -> None:
+        getattr(message, name)[key] = value
+
+    return change
+
+
+#: What an application, a node or a tracer may do to a message that it holds.
+CHANGES: st.SearchStrategy[Callable[[BaseMessage], None]] = st.one_of(
+    st.builds(set_field, st.sampled_from(["content", "id", "name"]), st.text(max_size=3)),
+    st.builds(
+        set_entry,
+        st.sampled_from(["additional_kwargs", "response_metadata"]),
+        st.text(max_size=2),
+        PLAIN,
+    ),
+    st.builds(set_field, st.just("additional_kwargs"), KWARGS),
+    st.just(lambda message: message.additional_kwargs.clear()),
+)
+
+
+def same(encodings: Encodings, messages: list[Any]) -> None:
+    assert encodings.dumps(SERDE, messages) == SERDE.dumps_typed(messages)
+
+
+@given(st.data())
+def test_any_history_of_a_list_is_encoded_as_the_serde_does(data: st.DataObject) -> None:
+    encodings = Encodings(most_bytes=data.draw(st.sampled_from([300, 100_000])))
+    messages: list[Any] = data.draw(st.lists(MESSAGES, min_size=1, max_size=5))
+    for _ in range(data.draw(st.integers(2, 12))):
+        same(encodings, messages)
+        what = data.draw(st.sampled_from(["nothing", "add", "drop", "change", "copy", "turn"]))
+        at = data.draw(st.integers(0, len(messages) - 1))
+        if what == "add":
+            messages = [*messages, data.draw(MESSAGES)]
+        elif what == "drop" and len(messages) > 1:
+            messages = [*messages[:at], *messages[at + 1 :]]
+        elif what == "change":
+            data.draw(CHANGES)(messages[at])
+        elif what == "copy":
+            messages[at] = copy.deepcopy(messages[at])
+        elif what == "turn":
+            messages = messages[::-1]
+
+
+def known(*messages: Any) -> tuple[Encodings, list[Any]]:
+    """Messages that were encoded often enough to be known."""
+    encodings, found = Encodings(), list(messages)
+    for _ in range(3):
+        same(encodings, found)
+    return encodings, found
+
+
+def call() -> Any:
+    return {"name": "f", "args": {"n": 1, "deep": [{"x": [1.0]}]}, "id": "c", "type": "tool_call"}
+
+
+def deep_in_a_call(message: Any) -> None:
+    message.tool_calls[0]["args"]["deep"][0]["x"][0] = 2.0
+
+
+#: Changes to what is equal, or nearly: each is encoded otherwise than before, or has to be looked
+#: at again.
+EQUAL: dict[str, Callable[[Any], None]] = {
+    "one to true": set_entry("additional_kwargs", "n", True),
+    "one to a float": set_entry("additional_kwargs", "n", 1.0),
+    "zero to its negative": set_entry("response_metadata", "zero", -0.0),
+    "text to a subclass of text": set_field("content", Word("hello")),
+    "deep in a call": deep_in_a_call,
+    "a list to a tuple": set_entry("additional_kwargs", "items", (1, 2)),
+    "a dict to an ordered one": set_field("additional_kwargs", OrderedDict(n=1, items=[1, 2])),
+    "no metadata to an entry": set_entry("response_metadata", "new", None),
+    "a call is added": lambda message: message.tool_calls.append(call()),
+    "the order of entries": lambda message: message.additional_kwargs.update(
+        {"n": message.additional_kwargs.pop("n")}
+    ),
+    "an extra field": set_field("extra_field", "here"),
+}
+
+
+@pytest.mark.parametrize("change", EQUAL.values(), ids=EQUAL)
+def test_a_change_is_seen_whatever_equals_it(change: Callable[[Any], None]) -> None:
+    message = AIMessage(
+        "hello",
+        name="1",
+        tool_calls=[call()],
+        additional_kwargs={"n": 1, "items": [1, 2]},
+        response_metadata={"zero": 0.0},
+    )
+    encodings, found = known(HumanMessage("before"), message)
+    change(message)
+    same(encodings, found)
+    same(encodings, found)
+
+
+def test_what_cannot_be_encoded_any_more_raises_as_the_serde_does() -> None:
+    message = HumanMessage("x")
+    encodings, found = known(message)
+    for odd in (UserDict(), object()):
+        message.additional_kwargs["odd"] = odd
+        with pytest.raises(ormsgpack.MsgpackEncodeError):
+            encodings.dumps(SERDE, found)
+    message.additional_kwargs.clear()
+    same(encodings, found)
+
+
+def test_what_msgpack_cannot_hold_is_pickled_whole() -> None:
+    message = HumanMessage("x")
+    encodings, found = known(message)
+    message.additional_kwargs["odd"] = {1, 2}.__class__
+    serde = JsonPlusSerializer(pickle_fallback=True)
+    for _ in range(3):
+        tag, payload = encodings.dumps(serde, found)
+        assert (tag, serde.loads_typed((tag, payload))) == ("pickle", found)
+
+
+@pytest.mark.parametrize("number", [1, 15, 16, 17, 70_000])
+def test_lists_of_any_length_have_the_serdes_header(number: int) -> None:
+    encodings = Encodings()
+    messages = [HumanMessage("x")] * number
+    for _ in range(3):
+        same(encodings, messages)
+
+
+def objects() -> Iterator[Any]:
+    """What changes without a field's becoming another object, and so is encoded each time."""
+    yield ToolMessage("x", tool_call_id="1", artifact={"at": datetime.now(timezone.utc)})
+    yield ToolMessage("x", tool_call_id="1", artifact={1, 2})
+    yield ToolMessage("x", tool_call_id="1", artifact=HumanMessage("inner"))
+
+
+@pytest.mark.parametrize("message", objects(), ids=lambda message: type(message.artifact).__name__)
+def test_what_holds_more_than_plain_data_is_always_encoded(message: Any) -> None:
+    encodings, found = known(HumanMessage("before"), message)
+    if isinstance(message.artifact, HumanMessage):
+        message.artifact.content = "changed"
+    elif isinstance(message.artifact, set):
+        message.artifact.add(3)
+    else:
+        message.artifact["at"] = None
+    same(encodings, found)
+
+
+def calls_of(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What the serde is asked to encode."""
+    asked: list[Any] = []
+    dumps = JsonPlusSerializer.dumps_typed
+
+    def counted(self: JsonPlusSerializer, value: Any) -> tuple[str, bytes]:
+        asked.append(value)
+        return dumps(self, value)
+
+    monkeypatch.setattr(JsonPlusSerializer, "dumps_typed", counted)
+    return asked
+
+
+def test_what_is_known_is_not_encoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second, third = HumanMessage("a"), AIMessage("b", tool_calls=[call()]), AIMessage("c")
+    encodings, _ = known(first, second)
+    asked = calls_of(monkeypatch)
+    encodings.dumps(SERDE, [first, second])
+    encodings.dumps(SERDE, [second, first, first])
+    assert asked == []
+    encodings.dumps(SERDE, [first, second, third])
+    assert asked == [[third]]
+    encodings.dumps(SERDE, [first, third])
+    assert asked == [[third]]
+    second.tool_calls[0]["id"] = "other"
+    encodings.dumps(SERDE, [first, second, third])
+    assert asked == [[third], [second]]
+
+
+def test_another_serde_is_asked_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    message = HumanMessage("a")
+    encodings, found = known(message)
+    asked = calls_of(monkeypatch)
+    encodings.dumps(Counting(), found)
+    encodings.dumps(SERDE, {"messages": found})
+    encodings.dumps(SERDE, (message,))
+    encodings.dumps(SERDE, [message, "text"])
+    encodings.dumps(SERDE, [])
+    assert len(asked) == 5
+
+
+def test_no_more_is_kept_than_its_bytes() -> None:
+    encodings = Encodings(most_bytes=20_000)
+    for number in range(40):
+        messages = [HumanMessage(f"{number}-{i}" * 50) for i in range(4)]
+        for _ in range(3):
+            same(encodings, messages)
+        held = [*encodings._new.values(), *encodings._old.values()]
+        assert sum(len(found.code) for found in held) <= 20_000 + 1_000
+    assert held
+
+
+def test_threads_may_encode_at_once() -> None:
+    encodings = Encodings(most_bytes=5_000)
+    messages: list[AnyMessage] = [HumanMessage(f"{n}" * 40) for n in range(60)]
+    expected = {n: SERDE.dumps_typed(messages[n:]) for n in range(50)}
+    with ThreadPoolExecutor(8) as pool:
+        found = pool.map(lambda n: encodings.dumps(SERDE, messages[n % 50 :]), range(800))
+        assert all(one == expected[n % 50] for n, one in enumerate(found))
+
+
+def test_a_saver_stores_what_a_node_has_changed_in_place(sqlite_url: URL) -> None:
+    with SQLAlchemySaver.from_url(sqlite_url) as saver:
+        saver.setup()
+        messages: list[AnyMessage] = [HumanMessage("first"), AIMessage("b", tool_calls=[call()])]
+        at: Any = None
+        for number in range(6):
+            messages = [*messages, HumanMessage(f"{number}" * 800, id=f"{number}")]
+            messages[1].additional_kwargs["seen"] = number
+            at = put(saver, "t", {"messages": messages}, parent=at)
+            found = values_of(saver, config("t"))["messages"]
+            assert found == messages
+            assert found[1].additional_kwargs == {"seen": number}
