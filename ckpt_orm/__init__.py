@@ -6,11 +6,12 @@ What is public is named here. To read the code, follow a call:
     lifetime, removing    how it is made, scoped and closed; what deletes and copies
     codec        MEANING: configs and checkpoints become rows, rows become CheckpointTuples
     rows         what travels between the codec and the operations
+    messages, unchanged    messages that were decoded, or encoded, before
     documents    what JSON can hold, and the one rule for what it cannot
     logs, growth what versions of a growing value have in common, and how little a new one stores
     runners      HOW: in either colour, retried as a whole, errors told in our words
     combining    TOGETHER: calls of the same time in one transaction
-    spares       a connection between two calls
+    spares       a connection kept between two calls
     waiting      turns, threads, and what is not interrupted
     guests       WITHIN: operations in a transaction of the caller's
     tenants      SCOPED: for one tenant of many, whose name the statements ask of `scope`
