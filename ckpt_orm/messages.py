@@ -5,15 +5,17 @@ with each run of a thread, and in `list` the same ones in one checkpoint after a
 serde makes of one is decided by its bytes; so what was decoded from the same bytes twice is kept,
 and each reader gets a copy of its own, that shares only what cannot change.
 
-That holds for LangChain's own messages, which are made of plain data and do nothing else when they
-are made. Any other object is left to the serde, and so is every serde but LangGraph's plain one.
+That holds for LangChain's own messages, made of plain data and nothing else: making them calls no
+code of an application, tells no listener of LangGraph's, and no two parts of one are the same
+object. Anything else is left to the serde, and so is every serde but LangGraph's plain one.
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from typing import Any
+from sys import getsizeof
+from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 from langchain_core.messages import (
@@ -32,58 +34,106 @@ from langchain_core.messages import (
     ToolMessage,
     ToolMessageChunk,
 )
+from langgraph.checkpoint.serde import jsonplus
 from langgraph.checkpoint.serde.base import SerializerProtocol
-from langgraph.checkpoint.serde.jsonplus import EXT_PYDANTIC_V2, JsonPlusSerializer
+from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
-#: How many bytes of encoded messages are kept decoded; decoded ones take some three times as much.
-MOST_BYTES = 8 * 1024 * 1024
+if TYPE_CHECKING:
+    from typing import TypeGuard
+
+#: How much memory messages are kept in, for each serde of a saver: some 10,000 of 600 characters.
+MOST_BYTES = 32 * 1024 * 1024
 
 #: A longer message is mostly text, which takes as long to compare as to decode.
 LONGEST = 64 * 1024
 
-#: Of how many messages it is known that they were decoded once.
+#: Of how many messages it is known that they were decoded once; known, they take 3 MB.
 MOST_SEEN = 32 * 1024
+
+#: What is nested deeper is not copied, so that a copy needs no more of the stack than a query does.
+DEEPEST = 16
+
+#: What a mold takes besides its parts: itself, its lists, its places in the dictionaries.
+_OVERHEAD = 700
+
+#: What pydantic's models consist of, and what a mold takes.
+_PARTS = frozenset(
+    {"__dict__", "__pydantic_extra__", "__pydantic_fields_set__", "__pydantic_private__"}
+)
+
+
+def _has_parts(kind: type) -> bool:
+    """Whether that is all its objects consist of, as a later pydantic might change."""
+    return {slot for base in kind.__mro__ for slot in vars(base).get("__slots__", ())} == _PARTS
+
 
 #: LangChain's own; what an application derives from them may do anything when it is made.
 CLASSES: frozenset[type] = frozenset(
-    {
-        *(AIMessage, ChatMessage, FunctionMessage, HumanMessage, SystemMessage, ToolMessage),
-        *(AIMessageChunk, ChatMessageChunk, FunctionMessageChunk, HumanMessageChunk),
-        *(SystemMessageChunk, ToolMessageChunk, RemoveMessage),
-    }
+    filter(
+        _has_parts,
+        (
+            *(AIMessage, ChatMessage, FunctionMessage, HumanMessage, SystemMessage, ToolMessage),
+            *(AIMessageChunk, ChatMessageChunk, FunctionMessageChunk, HumanMessageChunk),
+            *(SystemMessageChunk, ToolMessageChunk, RemoveMessage),
+        ),
+    )
 )
 
 #: What can be shared, since nobody can change it.
 ATOMS = frozenset({str, int, float, bool, bytes, type(None)})
 
+#: LangGraph's code for a model; where a later one calls it otherwise, nothing is copied.
+_MODEL = getattr(jsonplus, "EXT_PYDANTIC_V2", None)
+
 #: What a serde makes a value with.
 Hook = Callable[[int, bytes], Any]
+
+
+class Reader(NamedTuple):
+    """What decodes in place of a serde, as long as that has this hook."""
+
+    hook: Hook
+    serde: SerializerProtocol
 
 
 class Readers:
     """What decodes for each serde; shared by all copies of a saver."""
 
     def __init__(self) -> None:
-        self._readers: WeakKeyDictionary[JsonPlusSerializer, SerializerProtocol]
-        self._readers = WeakKeyDictionary()
+        self._readers: WeakKeyDictionary[JsonPlusSerializer, Reader] = WeakKeyDictionary()
 
     def of(self, serde: SerializerProtocol) -> SerializerProtocol:
         """What loads msgpack as a serde does, and messages that it has met before faster."""
-        # A subclass may make what it likes of the same bytes, and something else each time.
-        if type(serde) is not JsonPlusSerializer:
+        # Asked before each use: an application may replace the parts of a serde that is in use.
+        if not _is_langgraphs(serde):
             return serde
-        reader = self._readers.get(serde)
-        if reader is None:
-            reader = self._readers[serde] = _reader_of(serde)
-        return reader
+        hook, reader = serde._unpack_ext_hook, self._readers.get(serde)
+        if reader is None or reader.hook is not hook:
+            reader = self._readers[serde] = Reader(hook, _reader_of(serde))
+        return reader.serde
 
 
-def _reader_of(serde: JsonPlusSerializer) -> SerializerProtocol:
-    """A copy of the serde whose hook remembers messages; without a hook to take over, as it is."""
+_METHODS = frozenset(vars(JsonPlusSerializer))
+
+
+def _is_langgraphs(serde: SerializerProtocol) -> TypeGuard[JsonPlusSerializer]:
+    """Whether a serde, and the hook in it, are LangGraph's own and as it made them."""
+    # A subclass, or an object with methods of its own, may make what it likes of the same bytes,
+    # and something else each time. A wrapped function says that it is the one it wraps.
+    if type(serde) is not JsonPlusSerializer:
+        return False
     own = vars(serde)
+    return (
+        own.get("_custom_unpack_ext_hook") is False
+        and getattr(own.get("_unpack_ext_hook"), "__globals__", None) is vars(jsonplus)
+        and own.keys().isdisjoint(_METHODS)
+    )
+
+
+def _reader_of(serde: JsonPlusSerializer) -> JsonPlusSerializer:
+    """A copy of the serde whose hook remembers messages."""
     reader = copy.copy(serde)
-    if own.get("_custom_unpack_ext_hook") is False and "_unpack_ext_hook" in own:
-        reader._unpack_ext_hook = Copies(serde._unpack_ext_hook).made
+    reader._unpack_ext_hook = Copies(serde._unpack_ext_hook).made
     return reader
 
 
@@ -95,7 +145,7 @@ class Copies:
 
     Args:
         hook: the serde's own.
-        most_bytes: how many bytes of encoded messages are kept, the least lately used dropped.
+        most_bytes: how much memory is kept, the least lately used dropped.
     """
 
     def __init__(self, hook: Hook, most_bytes: int = MOST_BYTES) -> None:
@@ -108,7 +158,7 @@ class Copies:
 
     def made(self, code: int, data: bytes) -> Any:
         """What the serde makes of an extension of msgpack."""
-        if code != EXT_PYDANTIC_V2 or len(data) > LONGEST:
+        if code != _MODEL or len(data) > LONGEST:
             return self._hook(code, data)
         mold = self._new.get(data)
         if mold is not None:
@@ -119,7 +169,7 @@ class Copies:
             return mold.cast()
         value = self._hook(code, data)
         # To keep a message costs as much as to copy it: not for what may never be read again.
-        if self._is_known(hash(data)) and (mold := mold_of(value)) is not None:
+        if self._is_known(hash(data)) and (mold := mold_of(value, data)) is not None:
             self._keep(data, mold)
         return value
 
@@ -134,7 +184,7 @@ class Copies:
 
     def _keep(self, data: bytes, mold: Mold) -> None:
         self._new[data] = mold
-        self._size += len(data)
+        self._size += mold.weight
         if self._size > self._half:
             self._old, self._new, self._size = self._new, {}, 0
 
@@ -143,12 +193,13 @@ class Mold:
     """A message that nobody else has, to be copied: what a pydantic model consists of.
 
     Args:
-        message: made of plain data, and not shared.
+        message: made of plain data, and without private attributes.
+        weight: how much memory its values take.
     """
 
-    __slots__ = ("_class", "_extra", "_fields", "_named", "_nested")
+    __slots__ = ("_class", "_extra", "_fields", "_named", "_nested", "weight")
 
-    def __init__(self, message: BaseMessage) -> None:
+    def __init__(self, message: BaseMessage, weight: int) -> None:
         self._class = type(message)
         self._fields = _copied(message.__dict__)
         self._extra = _copied(message.__pydantic_extra__)
@@ -156,6 +207,7 @@ class Mold:
         self._nested = [
             (name, value) for name, value in self._fields.items() if type(value) not in ATOMS
         ]
+        self.weight = weight + getsizeof(self._fields) + getsizeof(self._named) + _OVERHEAD
 
     def cast(self) -> BaseMessage:
         """A message of one's own."""
@@ -174,25 +226,56 @@ class Mold:
 _set = object.__setattr__
 
 
-def mold_of(value: Any) -> Mold | None:
-    """A mold of a value that was just made, None where a copy would not be certain to be equal."""
-    if (
-        type(value) not in CLASSES
-        or value.__pydantic_private__
-        or not _is_plain(value.__dict__)
-        or not _is_plain(value.__pydantic_extra__)
-    ):
-        return None
-    return Mold(value)
-
-
-def _is_plain(value: Any) -> bool:
+def mold_of(value: Any, data: bytes) -> Mold | None:
+    """A mold of what a serde made of some bytes; None where a copy might differ in any respect."""
     kind = type(value)
-    if kind in ATOMS or not value:
-        return kind in ATOMS or kind is dict or kind is list
-    if kind is dict:
-        return all(type(key) in ATOMS and _is_plain(item) for key, item in value.items())
-    return kind is list and all(map(_is_plain, value))
+    if kind not in CLASSES or value.__pydantic_private__ is not None:
+        return None
+    if not _calls_only(kind, data):
+        return None
+    weight = weight_of([*value.__dict__.values(), value.__pydantic_extra__])
+    return Mold(value, weight + getsizeof(data)) if weight else None
+
+
+def _calls_only(kind: type, data: bytes) -> bool:
+    """Whether some bytes make an object with the class itself, from plain data."""
+    # A validator may make a string of what an application's own code returned, each time anew.
+    try:
+        source = _PLAIN.loads_typed(("msgpack", data))
+    except ValueError:
+        return False
+    return bool(source[0] == kind.__module__ and source[1] == kind.__name__)
+
+
+def _refused(code: int, data: bytes) -> Any:
+    raise ValueError("not plain data")
+
+
+_PLAIN = JsonPlusSerializer(__unpack_ext_hook__=_refused)
+
+
+def weight_of(values: list[Any]) -> int:
+    """About how many bytes plain data takes; 0 for anything of which a copy might differ."""
+    weight, seen = 0, set()
+    for _ in range(DEEPEST):
+        nested: list[Any] = []
+        for value in values:
+            kind = type(value)
+            weight += getsizeof(value)
+            if kind is dict or kind is list:
+                # A part that is there twice would be two in a copy, one of which does not change.
+                if id(value) in seen:
+                    return 0
+                seen.add(id(value))
+                if value:
+                    nested += (*value, *value.values()) if kind is dict else value
+            # NaN equals itself only where it is the same object, as it would be in two copies.
+            elif kind not in ATOMS or (kind is float and value != value):
+                return 0
+        if not nested:
+            return weight
+        values = nested
+    return 0
 
 
 def _copied(value: Any) -> Any:

@@ -21,7 +21,10 @@ from langchain_core.messages import BaseMessage
 from langgraph.checkpoint.serde.base import SerializerProtocol
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
-from ckpt_orm.messages import ATOMS, CLASSES, MOST_BYTES, MOST_SEEN
+from ckpt_orm.messages import ATOMS, CLASSES, MOST_SEEN
+
+#: How many bytes of encoded messages are kept.
+MOST_BYTES = 8 * 1024 * 1024
 
 #: Of marshal's formats, one in which equal values of the same types have the same bytes.
 _FORMAT = 2
