@@ -18,8 +18,9 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from enum import Enum
 from typing import Any, TypeAlias, TypeVar, cast
 from weakref import WeakKeyDictionary
@@ -73,6 +74,30 @@ class Call:
 
 
 Batch: TypeAlias = Sequence[Call]
+
+
+def steps_of(batch: Batch, at_once: bool) -> Iterator[tuple[Operation[..., Any], Any]]:
+    """What stores a batch, and its argument: an operation for each call, or for those of a kind.
+
+    In one order everywhere: two batches that share keys wait, and seldom deadlock.
+
+    Args:
+        batch: the calls.
+        at_once: whether one statement can store the rows of several.
+    """
+    ordered = sorted(batch, key=lambda call: call.rows.key)
+    of_a_kind: dict[Operation[..., Any], list[PutRows | WriteRows]] = {}
+    for call in ordered:
+        together = call.operation.together
+        if at_once and together is not None and not call.rows.filled:
+            of_a_kind.setdefault(call.operation, []).append(call.rows)
+        else:
+            yield call.operation, call.rows
+    for operation, rows in of_a_kind.items():
+        if len(rows) > 1 and operation.together is not None:
+            yield replace(operation, function=operation.together), rows
+        else:
+            yield from ((operation, row) for row in rows)
 
 
 class Line:

@@ -216,12 +216,24 @@ def _execute_directly(
 ) -> Any:
     cursor: Any = conn.connection.cursor()
     try:
+        if conn.dialect.is_async and conn.dialect.driver in PIPELINES:
+            return await_only(_executed(cursor._cursor, compiled, params))
         if conn.dialect.name == "postgresql":
-            getattr(cursor, "_cursor", cursor).format = BINARY
+            cursor.format = BINARY
         cursor.execute(compiled.text, compiled.parameters(params))
         return found(cursor)
     finally:
         cursor.close()
+
+
+async def _executed(cursor: Any, compiled: Compiled, params: Mapping[str, Any]) -> Sequence[Any]:
+    """The rows that psycopg's own cursor returns.
+
+    SQLAlchemy's asks right away whether there are any, which in a pipeline is not known yet.
+    """
+    cursor.format = BINARY
+    await cursor.execute(compiled.text, compiled.parameters(params))
+    return cast("Sequence[Any]", await cursor.fetchall()) if compiled.returns_rows else ()
 
 
 #: What is asked of a cursor when it has executed.

@@ -19,7 +19,7 @@ from sqlalchemy.sql.base import Executable
 
 from ckpt_orm import lanes
 from ckpt_orm.logs import ChainMoved
-from ckpt_orm.parcels import parcel_of
+from ckpt_orm.parcels import parcel_of, parcel_of_puts, parcel_of_writes
 from ckpt_orm.rows import Blob, Found, FoundWrite, Key, PutRows, Segment, Tail, Write, WriteRows
 from ckpt_orm.statements import Page, Statements
 
@@ -37,11 +37,19 @@ class Access(Enum):
 
 @dataclass(frozen=True)
 class Operation(Generic[P, R]):
-    """A function of (connection, statements, …) and the access it needs."""
+    """A function of (connection, statements, …) and the access it needs.
+
+    Args:
+        function: does it.
+        access: the access.
+        combines: whether several calls may share a transaction.
+        together: does what several calls do at once, where one statement stores all rows.
+    """
 
     function: Callable[Concatenate[Connection, Statements, P], R]
     access: Access
     combines: bool = False
+    together: Callable[[Connection, Statements, Sequence[Any]], None] | None = None
 
     @property
     def name(self) -> str:
@@ -60,10 +68,10 @@ def writes(function: Callable[Concatenate[Connection, Statements, P], R]) -> Ope
 
 
 def stores(
-    function: Callable[Concatenate[Connection, Statements, P], None],
-) -> Operation[P, None]:
+    together: Callable[[Connection, Statements, Sequence[Any]], None],
+) -> Callable[[Callable[Concatenate[Connection, Statements, P], None]], Operation[P, None]]:
     """Mark an operation that `writes` rows of one key, and may share a transaction with others."""
-    return Operation(function, Access.WRITE, combines=True)
+    return lambda function: Operation(function, Access.WRITE, True, together)
 
 
 def changes(function: Callable[Concatenate[Connection, Statements, P], R]) -> Operation[P, R]:
@@ -169,7 +177,23 @@ def page(
     return _assemble(lanes.execute(conn, st, statement, selection.params(after, limit)))
 
 
-@stores
+def put_all(conn: Connection, st: Statements, puts: Sequence[PutRows]) -> None:
+    """What `put` does, for several calls in one statement.
+
+    Raises:
+        ChainMoved: where a log of one of them is not what its tail follows; none is stored then.
+    """
+    params = parcel_of_puts(puts)
+    if lanes.execute(conn, st, st.PUTS, params)[0][0] != params["expected"]:
+        raise ChainMoved
+
+
+def put_all_writes(conn: Connection, st: Statements, calls: Sequence[WriteRows]) -> None:
+    """What `put_writes` does, for several calls in one statement."""
+    lanes.execute(conn, st, st.ALL_WRITES, parcel_of_writes(calls))
+
+
+@stores(put_all)
 def put(conn: Connection, st: Statements, rows: PutRows) -> None:
     """Store a checkpoint with its blobs.
 
@@ -232,12 +256,10 @@ def add_segment(conn: Connection, st: Statements, thread: Mapping[str, Any], tai
         lanes.execute(conn, st, st.FOLDED, {**params, "stop": tail.start + len(tail.data)})
 
 
-@stores
+@stores(put_all_writes)
 def put_writes(conn: Connection, st: Statements, rows: WriteRows) -> None:
     """Store the writes of a task."""
-    task = {**rows.key._asdict(), "task_id": rows.task_id, "task_path": rows.task_path}
-    if rows.filled:
-        task |= rows.filled
+    task = {**rows.task(), **rows.filled}
     store(conn, st, st.WRITES, task, rows.writes)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ckpt_orm import documents
-from ckpt_orm.rows import Blob, Tail, Write
+from ckpt_orm.rows import Blob, PutRows, Tail, Write, WriteRows
 
 
 class Parcel:
@@ -40,6 +40,34 @@ def parcel_of(rows: Sequence[Blob | Write], tails: Sequence[Tail] = ()) -> dict[
     if tails:
         params["tails"] = documents.encode([_tail(parcel, tail) for tail in tails])
     return {**params, "payload": parcel.whole()}
+
+
+def parcel_of_puts(puts: Sequence[PutRows]) -> dict[str, Any]:
+    """The parameters of several puts; each row says what thread it belongs to."""
+    parcel = Parcel()
+    rows = [{**put.key.thread(), **_row(parcel, blob)} for put in puts for blob in put.blobs]
+    tails = [{**put.key.thread(), **_tail(parcel, tail)} for put in puts for tail in put.tails]
+    return {
+        "puts": f"[{','.join(map(_put, puts))}]",
+        "rows": documents.encode(rows),
+        "tails": documents.encode(tails),
+        "expected": len(tails),
+        "payload": parcel.whole(),
+    }
+
+
+def parcel_of_writes(calls: Sequence[WriteRows]) -> dict[str, Any]:
+    """The parameters of the writes of several calls."""
+    parcel = Parcel()
+    rows = [{**call.task(), **_row(parcel, write)} for call in calls for write in call.writes]
+    return {"rows": documents.encode(rows), "payload": parcel.whole()}
+
+
+def _put(put: PutRows) -> str:
+    """A checkpoint as a row; its documents are JSON already."""
+    key = {**put.key._asdict(), "parent_checkpoint_id": put.parent_checkpoint_id}
+    cells = documents.encode(key).removesuffix("}")
+    return f'{cells},"checkpoint":{put.checkpoint},"metadata":{put.metadata}}}'
 
 
 def _row(parcel: Parcel, row: Blob | Write) -> dict[str, Any]:

@@ -141,6 +141,10 @@ class WriteRows(NamedTuple):
     writes: list[Write]
     filled: Mapping[str, Any] = NOTHING
 
+    def task(self) -> dict[str, Any]:
+        """The columns that the rows have in common."""
+        return {**self.key._asdict(), "task_id": self.task_id, "task_path": self.task_path}
+
     @property
     def size(self) -> int:
         """About how many bytes are sent."""

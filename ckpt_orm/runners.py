@@ -26,7 +26,7 @@ from tenacity import (
 )
 
 from ckpt_orm import lanes, migrations
-from ckpt_orm.combining import Batch, Call, Lines
+from ckpt_orm.combining import Batch, Call, Lines, steps_of
 from ckpt_orm.engines import (
     AUTOCOMMITS,
     GivenEngine,
@@ -216,9 +216,8 @@ class Runner:
             self._begin(conn, Access.CHANGE)
             if dialect.hurry is not None:
                 conn.exec_driver_sql(dialect.hurry)
-            # In one order everywhere: two batches that share keys wait, and seldom deadlock.
-            for call in sorted(batch, key=lambda call: call.rows.key):
-                self.execute(conn, call.operation, call.rows)
+            for operation, arguments in steps_of(batch, at_once=not dialect.stores_each):
+                self.execute(conn, operation, arguments)
         conn.execution_options(**{lanes.TOGETHER: False})  # one that fails is not kept
 
     def _is_alone(self, access: Access) -> bool:

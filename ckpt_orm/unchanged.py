@@ -21,10 +21,10 @@ from langchain_core.messages import BaseMessage
 from langgraph.checkpoint.serde.base import SerializerProtocol
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
-from ckpt_orm.messages import ATOMS, CLASSES, MOST_SEEN
+from ckpt_orm.messages import ATOMS, CLASSES, MOST_BYTES, MOST_SEEN
 
-#: How many bytes of encoded messages are kept.
-MOST_BYTES = 8 * 1024 * 1024
+#: What a message takes besides its text, once decoded and once encoded.
+_OVERHEAD = 3_000
 
 #: Of marshal's formats, one in which equal values of the same types have the same bytes.
 _FORMAT = 2
@@ -39,7 +39,7 @@ class Encodings:
     Safe in threads without a lock: at worst a message is encoded once more.
 
     Args:
-        most_bytes: how many bytes of encoded messages are kept, the least lately used dropped.
+        most_bytes: about how much memory is kept, the least lately used dropped.
     """
 
     def __init__(self, most_bytes: int = MOST_BYTES) -> None:
@@ -56,6 +56,7 @@ class Encodings:
             type(value) is not list
             or not value
             or type(serde) is not JsonPlusSerializer
+            or "dumps_typed" in vars(serde)
             or not CLASSES.issuperset(map(type, value))
             or self._is_new(value)
         ):
@@ -96,7 +97,7 @@ class Encodings:
 
     def _keep(self, encoding: Encoding) -> None:
         self._new[id(encoding.message)] = encoding
-        self._size += len(encoding.code)
+        self._size += encoding.weight
         if self._size > self._half:
             self._old, self._new, self._size = self._new, {}, 0
 
@@ -125,6 +126,11 @@ class Encoding:
         self.message, self.code = message, code
         self._values, self._containers, self._held = values, containers, held
 
+    @property
+    def weight(self) -> int:
+        """About how much memory it takes: its text twice, and what its containers hold."""
+        return 2 * len(self.code) + 8 * len(self._held or b"") + _OVERHEAD
+
     def holds(self, message: BaseMessage) -> bool:
         """Whether it is the same message, as it was."""
         fields = message.__dict__
@@ -147,7 +153,7 @@ def encoding_of(message: BaseMessage, code: bytes) -> Encoding | None:
     """What is remembered of a message; None where it could change without being seen to."""
     values = list(message.__dict__.values())
     containers = [value for value in values if type(value) not in ATOMS]
-    if message.__pydantic_extra__ or message.__pydantic_private__:
+    if message.__pydantic_extra__ or message.__pydantic_private__ is not None:
         return None
     if not _CONTAINERS.issuperset(map(type, containers)):
         return None

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import gc
+import tracemalloc
 from collections import OrderedDict, UserDict
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -98,7 +100,7 @@ def same(encodings: Encodings, messages: list[Any]) -> None:
 
 @given(st.data())
 def test_any_history_of_a_list_is_encoded_as_the_serde_does(data: st.DataObject) -> None:
-    encodings = Encodings(most_bytes=data.draw(st.sampled_from([300, 100_000])))
+    encodings = Encodings(most_bytes=data.draw(st.sampled_from([15_000, 1_000_000])))
     messages: list[Any] = data.draw(st.lists(MESSAGES, min_size=1, max_size=5))
     for _ in range(data.draw(st.integers(2, 12))):
         same(encodings, messages)
@@ -253,21 +255,37 @@ def test_another_serde_is_asked_each_time(monkeypatch: pytest.MonkeyPatch) -> No
     encodings.dumps(SERDE, [message, "text"])
     encodings.dumps(SERDE, [])
     assert len(asked) == 5
+    patched = JsonPlusSerializer()
+    patched.dumps_typed = lambda value: ("mine", b"")  # type: ignore[method-assign]
+    assert encodings.dumps(patched, found) == ("mine", b"")
 
 
-def test_no_more_is_kept_than_its_bytes() -> None:
-    encodings = Encodings(most_bytes=20_000)
-    for number in range(40):
-        messages = [HumanMessage(f"{number}-{i}" * 50) for i in range(4)]
+@pytest.mark.parametrize("calls", [0, 3])
+def test_no_more_is_kept_than_it_is_told(calls: int) -> None:
+    def keep(encodings: Encodings, number: int) -> None:
+        messages = [
+            AIMessage(f"{number}-{i}" * 100, tool_calls=[call() for _ in range(calls)])
+            for i in range(10)
+        ]
         for _ in range(3):
-            same(encodings, messages)
-        held = [*encodings._new.values(), *encodings._old.values()]
-        assert sum(len(found.code) for found in held) <= 20_000 + 1_000
-    assert held
+            encodings.dumps(SERDE, messages)
+
+    most = 2_000_000
+    encodings = Encodings(most)
+    keep(encodings, 0)
+    tracemalloc.start()
+    try:
+        for number in range(150):
+            keep(encodings, number)
+        gc.collect()
+        assert 0.2 * most < tracemalloc.get_traced_memory()[0] < most
+    finally:
+        tracemalloc.stop()
+    assert len(encodings._new) + len(encodings._old) < 1_000
 
 
 def test_threads_may_encode_at_once() -> None:
-    encodings = Encodings(most_bytes=5_000)
+    encodings = Encodings(most_bytes=50_000)
     messages: list[AnyMessage] = [HumanMessage(f"{n}" * 40) for n in range(60)]
     expected = {n: SERDE.dumps_typed(messages[n:]) for n in range(50)}
     with ThreadPoolExecutor(8) as pool:

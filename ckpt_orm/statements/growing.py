@@ -27,13 +27,15 @@ from sqlalchemy import (
     update,
 )
 from sqlalchemy.sql.base import Executable
+from sqlalchemy.sql.selectable import CTE
+from sqlalchemy.types import TypeEngine
 
 from ckpt_orm.statements.dialects import DIGEST_SIZE, Column, constant, param
 from ckpt_orm.statements.reading import key_columns
-from ckpt_orm.statements.writing import Writing, at_places, params, part, places
+from ckpt_orm.statements.writing import THREAD, Writing, at_places, params, part, places
 
 #: The cells of a tail without its data, and its digest.
-CELLS = {
+CELLS: dict[str, type[TypeEngine[Any]]] = {
     "channel": Text,
     "version": Text,
     "chain": LargeBinary,
@@ -61,10 +63,20 @@ class Statements(Writing):
         they stay: nothing refers to them.
         """
         added = self.SEGMENTS_TOLD.cte("added")
+        return self._put_if_added(added)
+
+    @cached_property
+    def PUTS(self) -> Executable:
+        """The same for several calls at once: none of their checkpoints, if one chain has moved."""
+        added = self._new_segments(several=True).returning(constant(1)).cte("added")
+        return self._put_if_added(added, several=True)
+
+    def _put_if_added(self, added: CTE, *, several: bool = False) -> Executable:
         number = select(func.count()).select_from(added).scalar_subquery()
         all_are = number == param("expected", Integer)
-        blobs, checkpoint = self._new_blobs(all_are), self._checkpoint(all_are)
-        return select(number).add_cte(blobs.cte("blobs"), checkpoint.cte("stored"))
+        blobs = self._new_blobs(all_are, several=several).cte("blobs")
+        stored = self._checkpoint(all_are, several=several).cte("stored")
+        return select(number).add_cte(blobs, stored)
 
     @cached_property
     def SEGMENTS_TOLD(self) -> Any:
@@ -130,7 +142,10 @@ class Statements(Writing):
 
         Where each row has a statement they only start one.
         """
-        source, cells, row = self._tails()
+        return self._new_segments()
+
+    def _new_segments(self, *, several: bool = False) -> Any:
+        source, cells, row = self._tails(several=several)
         where = self._starts(cells)
         if source is not None:
             where = or_(where, self._follows(source, cells))
@@ -148,27 +163,32 @@ class Statements(Writing):
             self.segments,
             source,
             *where,
-            **params("thread_id", "checkpoint_ns"),
-            **{name: cells[name] for name in ("channel", "chain", "start")},
+            **{name: cells[name] for name in (*THREAD, "channel", "chain", "start")},
             **row,
         )
 
-    def _tails(self) -> tuple[FromClause | None, dict[str, Column], dict[str, Column]]:
-        """Where segments come from, None for parameters; their cells; their data and digest."""
+    def _tails(
+        self, *, several: bool = False
+    ) -> tuple[FromClause | None, dict[str, Column], dict[str, Column]]:
+        """Where segments come from, None for parameters; their cells; their data and digest.
+
+        They are of one thread and namespace, which are parameters, or of several.
+        """
         if self.dialect.stores_each:
             row = {"data": param("data", LargeBinary), "digest": param("digest", LargeBinary)}
-            return None, {name: param(name, type_) for name, type_ in CELLS.items()}, row
-        tails = self.dialect.rows("tails", **places(CELLS), place=Integer, size=Integer)
+            cells = {**THREAD, **CELLS}
+            return None, {name: param(name, type_) for name, type_ in cells.items()}, row
+        cells = {**THREAD, **CELLS} if several else CELLS
+        tails = self.dialect.rows("tails", **places(cells), place=Integer, size=Integer)
         place, size = tails.c.place, tails.c.size
         row = {"data": part(place, size), "digest": part(place + size, constant(DIGEST_SIZE))}
-        return tails, at_places(tails, CELLS), row
+        return tails, {**params(*THREAD), **at_places(tails, cells)}, row
 
     def _starts(self, cells: dict[str, Column]) -> ColumnElement[bool]:
         """Whether a tail is the beginning of a chain, for a version that is not there otherwise."""
         blob = self.blobs.c
         stored = exists().where(
-            blob.thread_id == param("thread_id"),
-            blob.checkpoint_ns == param("checkpoint_ns"),
+            *(blob[name] == cells[name] for name in THREAD),
             blob.channel == cells["channel"],
             blob.version == cells["version"],
             blob.chain.is_distinct_from(cells["chain"]),
@@ -185,13 +205,13 @@ class Statements(Writing):
         first = self.segments.alias("first")
         at_start = and_(self._is_of(first, cells), first.c.start == constant(0))
         held = (
-            select(tails.c.channel)
+            select(tails.c.place)
             .select_from(tails.join(first, at_start))
             .with_for_update(of=first)
             .cte("held")
         )
         return and_(
-            cells["channel"].in_(select(held.c.channel)),
+            tails.c.place.in_(select(held.c.place)),
             digest.correlate(tails).scalar_subquery() == cells["follows"],
         )
 
@@ -204,8 +224,6 @@ class Statements(Writing):
     def _is_of(self, segments: FromClause, cells: dict[str, Column]) -> ColumnElement[bool]:
         """Whether a segment belongs to the chain of a tail."""
         return and_(
-            segments.c.thread_id == param("thread_id"),
-            segments.c.checkpoint_ns == param("checkpoint_ns"),
-            segments.c.channel == cells["channel"],
+            *(segments.c[name] == cells[name] for name in (*THREAD, "channel")),
             segments.c.chain == cells["chain"],
         )

@@ -39,6 +39,9 @@ from ckpt_orm.statements.finding import Finding
 from ckpt_orm.statements.reading import key_columns
 from ckpt_orm.statements.scoping import tenant_param
 
+#: What the rows of a thread and namespace have in common.
+THREAD: dict[str, type[TypeEngine[Any]]] = {"thread_id": Text, "checkpoint_ns": Text}
+
 
 class Writing(Finding):
     """The statements of `put`, `put_writes` and `delete_thread`."""
@@ -54,28 +57,30 @@ class Writing(Finding):
         """A checkpoint; one that is there already keeps its parent."""
         return self._checkpoint()
 
-    def _checkpoint(self, *where: ColumnElement[bool]) -> Any:
-        document = self.dialect.document
-        insert = self._insert(
-            self.checkpoints,
-            None,
-            *where,
-            **params("thread_id", "checkpoint_ns", "checkpoint_id", "parent_checkpoint_id"),
-            checkpoint=document(param("checkpoint")),
-            metadata=document(param("metadata")),
-        )
+    def _checkpoint(self, *where: ColumnElement[bool], several: bool = False) -> Any:
+        """A checkpoint out of parameters, or several out of rows."""
+        key = (*THREAD, "checkpoint_id", "parent_checkpoint_id")
+        documents = ("checkpoint", "metadata")
+        source, cells = None, params(*key, *documents)
+        if several:
+            source = self.dialect.rows("puts", **dict.fromkeys((*key, *documents), Text))
+            cells = {name: source.c[name] for name in cells}
+        cells |= {name: self.dialect.document(cells[name]) for name in documents}
+        insert = self._insert(self.checkpoints, source, *where, **cells)
         changed = {name: insert.excluded[name] for name in ("checkpoint", "metadata")}
-        key = key_columns(self.checkpoints)
         refilled = self._refilled(self.checkpoints)
-        return insert.on_conflict_do_update(index_elements=key, set_=changed | refilled)
+        return insert.on_conflict_do_update(
+            index_elements=key_columns(self.checkpoints), set_=changed | refilled
+        )
 
     @cached_property
     def BLOBS(self) -> Any:
         """Blobs; a version that is there already stays as it is."""
         return self._new_blobs()
 
-    def _new_blobs(self, *where: ColumnElement[bool]) -> Any:
-        return self._blobs(*where).on_conflict_do_nothing(index_elements=key_columns(self.blobs))
+    def _new_blobs(self, *where: ColumnElement[bool], several: bool = False) -> Any:
+        keys = key_columns(self.blobs)
+        return self._blobs(*where, several=several).on_conflict_do_nothing(index_elements=keys)
 
     @cached_property
     def SNAPSHOTS(self) -> Any:
@@ -87,20 +92,34 @@ class Writing(Finding):
             where=self.blobs.c.type == constant(EMPTY),
         )
 
-    def _blobs(self, *where: ColumnElement[bool]) -> Any:
+    def _blobs(self, *where: ColumnElement[bool], several: bool = False) -> Any:
+        """Blobs of one thread and namespace, or of several."""
         source, row = self._rows(
-            channel=Text, version=Text, type=Text, stop=BigInteger, chain=LargeBinary
+            **(THREAD if several else {}),
+            channel=Text,
+            version=Text,
+            type=Text,
+            stop=BigInteger,
+            chain=LargeBinary,
         )
-        thread = params("thread_id", "checkpoint_ns")
-        return self._insert(self.blobs, source, *where, **thread, **row)
+        return self._insert(self.blobs, source, *where, **{**params(*THREAD), **row})
 
     @cached_property
     def WRITES(self) -> Any:
         """Writes; of one that is there already, only a special channel's (idx < 0) is replaced."""
-        source, row = self._rows(idx=Integer, channel=Text, type=Text)
+        return self._writes()
+
+    @cached_property
+    def ALL_WRITES(self) -> Any:
+        """The writes of several calls."""
+        return self._writes(several=True)
+
+    def _writes(self, *, several: bool = False) -> Any:
+        key = dict.fromkeys((*THREAD, "checkpoint_id", "task_id", "task_path"), Text)
+        cells = {"idx": Integer, "channel": Text, "type": Text}
+        source, row = self._rows(**(key if several else {}), **cells)
         del row["digest"]
-        key = params("thread_id", "checkpoint_ns", "checkpoint_id", "task_id", "task_path")
-        insert = self._insert(self.writes, source, **key, **row)
+        insert = self._insert(self.writes, source, **{**params(*key), **row})
         replaced = ("channel", "type", "blob", "task_path")
         return insert.on_conflict_do_update(
             index_elements=key_columns(self.writes),
