@@ -90,12 +90,12 @@ class SQLAlchemySaver(Lifetime, Finding, Removing, Upkeep, BaseCheckpointSaver[s
             SchemaNotReady: before the tables are set up.
         """
         found = self._runner.run(operations.fetch, self._key(config))
-        return None if found is None else self._codec(self._runner.logs).decode(found)
+        return None if found is None else self._decoder(self._runner.logs).decode(found)
 
     async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
         """`get_tuple`, for async callers."""
         found = await self._runner.arun(operations.fetch, self._key(config))
-        return None if found is None else self._codec(self._runner.logs).decode(found)
+        return None if found is None else self._decoder(self._runner.logs).decode(found)
 
     async def aget(self, config: RunnableConfig) -> Checkpoint | None:
         """`get`, for async callers: the checkpoint of `aget_tuple`."""
@@ -129,7 +129,7 @@ class SQLAlchemySaver(Lifetime, Finding, Removing, Upkeep, BaseCheckpointSaver[s
         after: Key | None = None
         while size := page_size(limit, PAGE):
             page = self._runner.run(operations.page, selection, after, size)
-            yield from map(self._codec().decode, page)
+            yield from map(self._decoder().decode, page)
             if len(page) < size:
                 return
             after, limit = page[-1].key, None if limit is None else limit - size
@@ -151,8 +151,8 @@ class SQLAlchemySaver(Lifetime, Finding, Removing, Upkeep, BaseCheckpointSaver[s
         after: Key | None = None
         while size := page_size(limit, PAGE):
             page = await self._runner.arun(operations.page, selection, after, size)
-            for found in page:
-                yield self._codec().decode(found)
+            for found in map(self._decoder().decode, page):
+                yield found
             if len(page) < size:
                 return
             after, limit = page[-1].key, None if limit is None else limit - size
@@ -175,7 +175,7 @@ class SQLAlchemySaver(Lifetime, Finding, Removing, Upkeep, BaseCheckpointSaver[s
         if not channels:
             return {}
         walk = self._runner.run(history.walk, self._key(config), _channels(channels))
-        return history.decode(self._codec(), walk, channels)
+        return history.decode(self._decoder(), walk, channels)
 
     async def aget_delta_channel_history(
         self, *, config: RunnableConfig, channels: Sequence[str]
@@ -184,7 +184,7 @@ class SQLAlchemySaver(Lifetime, Finding, Removing, Upkeep, BaseCheckpointSaver[s
         if not channels:
             return {}
         walk = await self._runner.arun(history.walk, self._key(config), _channels(channels))
-        return history.decode(self._codec(), walk, channels)
+        return history.decode(self._decoder(), walk, channels)
 
     # --- writing ---
 
@@ -237,7 +237,8 @@ class SQLAlchemySaver(Lifetime, Finding, Removing, Upkeep, BaseCheckpointSaver[s
         return rows.key.config()
 
     def _encode_put(self, config: RunnableConfig, *given: Any) -> PutRows:
-        rows = self._runner.logs.split(self._codec().encode_put(config, *given))
+        encoded = Codec(self.serde, encodings=self._encodings).encode_put(config, *given)
+        rows = self._runner.logs.split(encoded)
         return rows._replace(filled=self._filled(config)) if self._has_own else rows
 
     def put_writes(
@@ -296,12 +297,12 @@ class SQLAlchemySaver(Lifetime, Finding, Removing, Upkeep, BaseCheckpointSaver[s
             ) from None
         return f"{number + 1:032d}.{random.randrange(10**16):016d}"
 
-    def _codec(self, logs: Logs | None = None) -> Codec:
-        """What encodes and decodes with the serde of the moment, and tells `logs` what it reads."""
-        return Codec(self.serde, self._readers.of(self.serde), logs, self._encodings)
+    def _decoder(self, logs: Logs | None = None) -> Codec:
+        """What decodes with the serde of the moment, and tells `logs` what it has read."""
+        return Codec(self.serde, self._readers.of(self.serde), logs)
 
     def _encode_writes(self, config: RunnableConfig, *given: Any) -> WriteRows:
-        rows = self._codec().encode_writes(config, *given)
+        rows = Codec(self.serde, encodings=self._encodings).encode_writes(config, *given)
         return rows._replace(filled=self._filled(config)) if self._has_own else rows
 
     def _filled(self, config: RunnableConfig) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import json
 import os
 import random
 import threading
+import tracemalloc
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count
@@ -189,6 +190,20 @@ def test_an_unchanged_value_of_a_new_version_is_still_there_after_a_prune(saver:
     assert_all(saver, [(first, value), (last, value), (shorter, value[:-1])])
     saver.prune(["t"])
     assert values_of(saver, shorter)["messages"] == value[:-1]
+
+
+def test_a_list_of_versions_is_in_memory_a_page_at_a_time(saver: Called) -> None:
+    """Their chain once, and one version after the other: not what all of them would take whole."""
+    versions = grow(saver, 200, items(MANY))
+    whole = sum(len(item) for item in versions[-1][1])
+    tracemalloc.start()
+    try:
+        sizes = [len(t.checkpoint["channel_values"]["messages"]) for t in saver.list(config("t"))]
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert sizes == [len(value) for _, value in reversed(versions)]
+    assert peak < 12 * whole
 
 
 def test_a_put_is_repeated(saver: Called) -> None:
