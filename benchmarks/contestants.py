@@ -23,6 +23,7 @@ from sqlalchemy.pool import NullPool
 from benchmarks.floor import PostgresFloor, SqliteFloor
 from benchmarks.sampling import FLOOR, OFFICIAL, OURS
 from ckpt_orm import SQLAlchemySaver
+from ckpt_orm.compression import compressed
 
 
 @dataclass
@@ -143,7 +144,7 @@ class _Sync:
         self._stack = stack
 
     def ours(self, url: URL, arguments: dict[str, Any]) -> Any:
-        saver = self._stack.enter_context(SQLAlchemySaver.from_url(url, **arguments))
+        saver = self._stack.enter_context(SQLAlchemySaver.from_url(url, **_made(arguments)))
         saver.setup()
         return saver
 
@@ -173,7 +174,7 @@ class _Async(_Sync):
     def ours(self, url: URL, arguments: dict[str, Any]) -> Any:
         if url.get_backend_name() == "postgresql":
             url = url.set(drivername=f"postgresql+{self._driver}")
-        saver = SQLAlchemySaver.from_url(url, **arguments)
+        saver = SQLAlchemySaver.from_url(url, **_made(arguments))
         self._stack.callback(lambda: self.loop.run_until_complete(saver.aclose()))
         self.loop.run_until_complete(saver.asetup())
         return saver
@@ -207,6 +208,11 @@ def accepted(pairs: list[str]) -> tuple[dict[str, Any], list[str]]:
     found = {key: _value(value) for key, value in given.items()}
     known = {key: value for key, value in found.items() if _takes(key, value)}
     return known, sorted(found.keys() - known.keys())
+
+
+def _made(arguments: dict[str, Any]) -> dict[str, Any]:
+    """The arguments as our saver takes them: a serde by the name of zstd is one that compresses."""
+    return arguments | {"serde": compressed()} if arguments.get("serde") == "zstd" else arguments
 
 
 def _value(written: str) -> Any:

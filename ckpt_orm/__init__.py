@@ -7,6 +7,7 @@ What is public is named here. To read the code, follow a call:
     codec        MEANING: configs and checkpoints become rows, rows become CheckpointTuples
     rows         what travels between the codec and the operations
     messages, unchanged    messages that were decoded, or encoded, before
+    compression  what a serde makes, smaller
     documents    what JSON can hold, and the one rule for what it cannot
     logs, growth what versions of a growing value have in common, and how little a new one stores
     runners      HOW: in either colour, retried as a whole, errors told in our words

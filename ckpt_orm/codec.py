@@ -37,9 +37,10 @@ from langgraph.checkpoint.serde.types import TASKS, _DeltaSnapshot
 from xxhash import xxh3_128_digest
 
 from ckpt_orm import documents
-from ckpt_orm.errors import CorruptCheckpoint, InvalidConfig
+from ckpt_orm.compression import ZSTD, DamagedFrame, innermost, only_compresses
+from ckpt_orm.errors import CorruptCheckpoint, InvalidConfig, MissingExtra
 from ckpt_orm.growth import THRESHOLD
-from ckpt_orm.logs import Logs, payload_of, tag_of
+from ckpt_orm.logs import Logs, is_log, payload_of, tag_of
 from ckpt_orm.rows import (
     EMPTY,
     Blob,
@@ -78,9 +79,14 @@ class Codec:
     ) -> None:
         self.serde, self.logs, self._reader = serde, logs, reader or serde
         self._encodings = encodings
-        # Only LangGraph's own plain serializer is known to hide nothing. With any other one, an
-        # encrypting one above all, no value is left readable in the document.
-        self.inlines = type(serde).dumps_typed is JsonPlusSerializer.dumps_typed
+        # What is a log shares its bytes, which compressed ones do not: so it is found out first.
+        # Nor does a document hold compressed values, so a filter finds whatever was stored when.
+        self.zstd = serde if only_compresses(serde) else None
+        self._plain = serde if self.zstd is None else self.zstd.serde
+        # Only LangGraph's own plain serializer is known to hide nothing, and so what compresses
+        # its payloads. With any other one, an encrypting one above all, no value is left readable
+        # in the document.
+        self.inlines = type(innermost(serde)).dumps_typed is JsonPlusSerializer.dumps_typed
 
     # --- encode ---
 
@@ -91,7 +97,7 @@ class Codec:
         metadata: CheckpointMetadata,
         new_versions: ChannelVersions,
     ) -> PutRows:
-        """The rows of a checkpoint; `config` names its parent."""
+        """The rows of a checkpoint; `config` names its parent. No blob is compressed yet."""
         parent = key_of(config)
         key = parent._replace(checkpoint_id=str(checkpoint["id"]))
         check_key(*key)
@@ -139,7 +145,7 @@ class Codec:
             if version is None:
                 inline[channel] = documents.packed(value, self._pack)
             elif channel in new_versions or small:
-                blobs.append(self.blob(channel, version, value))
+                blobs.append(self._blob(channel, version, value))
         blobs.extend(
             Blob(str.__str__(channel), version_key(version), EMPTY, None, None)
             for channel, version in new_versions.items()
@@ -149,8 +155,28 @@ class Codec:
 
     def blob(self, channel: str, version: str | int | float, value: Any) -> Blob:
         """The row of a value, with its digest."""
+        return self._smaller(self._blob(channel, version, value))
+
+    def compressed(self, rows: PutRows) -> PutRows:
+        """The rows of a put, with what of them is stored whole compressed, by a serde that does."""
+        if self.zstd is None:
+            return rows
+        logs = rows.logs or [None] * len(rows.blobs)
+        blobs = [
+            self._smaller(blob) if log is None else blob
+            for blob, log in zip(rows.blobs, logs, strict=True)
+        ]
+        return rows._replace(blobs=blobs, plain=rows.blobs)
+
+    def _blob(self, channel: str, version: str | int | float, value: Any) -> Blob:
         tag, payload = self._dumps(value)
         return Blob(channel, version_key(version), tag, payload, xxh3_128_digest(payload))
+
+    def _smaller(self, blob: Blob) -> Blob:
+        tag, payload = self._smallest(blob.type, blob.blob or b"")
+        if tag == blob.type:
+            return blob
+        return blob._replace(type=tag, blob=payload, digest=xxh3_128_digest(payload))
 
     def encode_writes(
         self,
@@ -171,7 +197,7 @@ class Codec:
         rows: dict[int, Write] = {}
         for position, (channel, value) in enumerate(writes):
             idx = WRITES_IDX_MAP.get(channel, position)
-            rows[idx] = Write(idx, str.__str__(channel), *self._dumps(value))
+            rows[idx] = Write(idx, str.__str__(channel), *self._smallest(*self._dumps(value)))
         return WriteRows(key, str(task_id), task_path, list(rows.values()))
 
     def encode_filter(self, filter: Mapping[str, Any]) -> str:
@@ -234,17 +260,31 @@ class Codec:
             raise CorruptCheckpoint(
                 f"checkpoint_blobs {row}", "the payload's digest is not the stored one"
             )
+        tag = tag_of(blob)
+        if self.zstd is not None and not is_log(blob):
+            tag, payload = self._larger(tag, payload, row)
+            blob = blob._replace(type=tag, blob=payload)
         if self.logs is not None:
             self.logs.read(key, blob, payload, segments)
-        return self._loads(tag_of(blob), payload, "checkpoint_blobs", row)
+        return self._loads(tag, payload, "checkpoint_blobs", row)
 
     # --- the serde ---
 
+    def _larger(self, tag: str, payload: bytes, row: tuple[Any, ...]) -> tuple[str, bytes]:
+        assert self.zstd is not None
+        try:
+            return self.zstd.larger(tag, payload)
+        except DamagedFrame as error:
+            raise CorruptCheckpoint(f"checkpoint_blobs {row}", _problem(tag, error)) from error
+
+    def _smallest(self, tag: str, payload: bytes) -> tuple[str, bytes]:
+        return (tag, payload) if self.zstd is None else self.zstd.smaller(tag, payload)
+
     def _dumps(self, value: Any) -> tuple[str, bytes]:
         if self._encodings is None:
-            tag, payload = self.serde.dumps_typed(value)
+            tag, payload = self._plain.dumps_typed(value)
         else:
-            tag, payload = self._encodings.dumps(self.serde, value)
+            tag, payload = self._encodings.dumps(self._plain, value)
         return tag, bytes(payload)  # a bytearray is handed through as the caller's own object
 
     def _pack(self, value: Any) -> tuple[str, bytes]:
@@ -264,15 +304,26 @@ class Codec:
             return self._dumps(f"<{type(value).__qualname__}>")
 
     def _loads(self, tag: Any, payload: bytes, table: str, row: tuple[Any, ...]) -> Any:
-        serde = self._reader if tag == "msgpack" else self.serde
+        serde = self._reader if tag in _READERS else self.serde
         try:
             return serde.loads_typed((tag, payload))
+        except MissingExtra:
+            raise
         except Exception as error:
-            raise CorruptCheckpoint(
-                f"{table} {row}",
-                f"the serde cannot read its payload of type {tag!r} ({type(error).__name__}); "
-                "if serde or key were changed, read it with those it was written with",
-            ) from error
+            raise CorruptCheckpoint(f"{table} {row}", _problem(tag, error)) from error
+
+
+#: The tags of what a reader reads in the serde's place.
+_READERS = frozenset({"msgpack", "msgpack" + ZSTD})
+
+
+def _problem(tag: Any, error: Exception) -> str:
+    """Why a payload cannot be read."""
+    why = str(error) if isinstance(error, DamagedFrame) else type(error).__name__
+    return (
+        f"the serde cannot read its payload of type {tag!r} ({why}); "
+        "if serde or key were changed, read it with those it was written with"
+    )
 
 
 def ordered(writes: Sequence[FoundWrite]) -> list[FoundWrite]:

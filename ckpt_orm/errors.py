@@ -23,6 +23,22 @@ class WrongEngine(CheckpointError, RuntimeError):
     """The saver holds no engine of the colour that was asked for, or one it could not serve."""
 
 
+class MissingExtra(CheckpointError, ImportError):
+    """Something needs a package that comes with an extra.
+
+    Args:
+        extra: its name.
+        package: what is not installed.
+    """
+
+    def __init__(self, extra: str, package: str) -> None:
+        super().__init__(extra, package)
+
+    def __str__(self) -> str:
+        extra, package = self.args
+        return f"{package} is not installed: run `pip install 'ckpt-orm[{extra}]'`"
+
+
 class WrongTenant(CheckpointError, RuntimeError):
     """A call on tables of many tenants that is for none, or for another than its saver is."""
 

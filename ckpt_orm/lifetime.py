@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from copy import copy as _copy
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.checkpoint.serde.base import SerializerProtocol
 from sqlalchemy import URL, Connection, Engine
 
 from ckpt_orm.columns import fillings, tenants_of
+from ckpt_orm.compression import ZstdSerializer, check_order
 from ckpt_orm.engines import GivenEngine, LoopEngines, create, engines_of
 from ckpt_orm.messages import Readers
 from ckpt_orm.models import Models, declare
@@ -108,6 +110,7 @@ class Lifetime(BaseCheckpointSaver[str]):
         *,
         owned: bool,
     ) -> None:
+        check_order(self.serde)
         self._models, self._fillings = models, fillings(models.tables)
         self._readers, self._encodings = Readers(), Encodings()
         tenants = tenants_of(models.tables)
@@ -173,6 +176,25 @@ class Lifetime(BaseCheckpointSaver[str]):
         """
         copy = _copy(self)
         copy._runner = for_tenant(self._runner, tenant)
+        return copy
+
+    def with_allowlist(self, extra_allowlist: Collection[tuple[str, ...]]) -> Self:
+        """A copy of the saver that makes some more types of what is stored.
+
+        LangGraph calls it for a graph's own types where msgpack is strict.
+
+        Args:
+            extra_allowlist: (module, name) of each.
+        """
+        if not isinstance(self.serde, ZstdSerializer):
+            return cast("Self", super().with_allowlist(extra_allowlist))
+        # LangGraph's rule, which knows its own serdes only, for the one inside.
+        copy = _copy(self)
+        copy.serde = self.serde.serde
+        allowed = copy.with_allowlist(extra_allowlist)
+        if allowed is copy:
+            return self
+        copy.serde = self.serde.around(allowed.serde)
         return copy
 
     def setup(self) -> None:

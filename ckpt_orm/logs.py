@@ -54,11 +54,15 @@ class Logs:
         """The same for the values of a tenant, whose threads may be named like another one's."""
         return Logs(self.shelf, tenant)
 
-    def split(self, rows: PutRows) -> PutRows:
-        """The rows of a put, with those of its values as logs that share bytes or soon will."""
+    def split(self, rows: PutRows, *, eager: bool = True) -> PutRows:
+        """The rows of a put, with those of its values as logs that share bytes or soon will.
+
+        Not `eager` are those that do already: where whole values are compressed, to wait for that
+        costs little.
+        """
         if not self.shelf.on or not any(map(_may_grow, rows.blobs)):
             return rows
-        return _with_logs(rows, [self.planned(rows.key, blob) for blob in rows.blobs])
+        return _with_logs(rows, [self.planned(rows.key, blob, eager=eager) for blob in rows.blobs])
 
     def renewed(self, rows: PutRows) -> PutRows:
         """The same rows, each log as a chain of its own, for where one was not what was known."""
@@ -70,7 +74,8 @@ class Logs:
         """Remember what was stored."""
         if not self.shelf.on:
             return
-        for blob, log in zip(rows.blobs, rows.logs or [None] * len(rows.blobs), strict=True):
+        blobs = rows.plain or rows.blobs
+        for blob, log in zip(blobs, rows.logs or [None] * len(blobs), strict=True):
             self.remember(rows.key, blob, log)
 
     def remember(self, key: Key, blob: Blob, log: Log | None) -> None:
@@ -83,14 +88,15 @@ class Logs:
             if all(known.version != blob.version for known in bases):
                 self._remember_whole(key, blob)
 
-    def planned(self, key: Key, blob: Blob) -> Log | None:
+    def planned(self, key: Key, blob: Blob, *, eager: bool = True) -> Log | None:
         """How a version shares bytes with earlier ones; None where it is better stored whole."""
         if not _may_grow(blob):
             return None
         bases = self.shelf.memory.recall(self._channel(key, blob))
         if any(known.version == blob.version for known in bases):
             return None  # it is there already, unless that was rolled back
-        grown = growth.plan(blob.type, blob.blob or b"", bases, fold=self.shelf.fold)
+        payload = blob.blob or b""
+        grown = growth.plan(blob.type, payload, bases, fold=self.shelf.fold, eager=eager)
         return None if grown is None else Log(blob, grown)
 
     def read(self, key: Key, blob: Blob, payload: bytes, segments: Segments) -> None:

@@ -7,7 +7,8 @@ and each reader gets a copy of its own, that shares only what cannot change.
 
 That holds for LangChain's own messages, made of plain data and nothing else: making them calls no
 code of an application, tells no listener of LangGraph's, and no two parts of one are the same
-object. Anything else is left to the serde, and so is every serde but LangGraph's plain one.
+object. Anything else is left to the serde, and so is every serde but LangGraph's plain one, in one
+that compresses or not.
 """
 
 from __future__ import annotations
@@ -37,6 +38,8 @@ from langchain_core.messages import (
 from langgraph.checkpoint.serde import jsonplus
 from langgraph.checkpoint.serde.base import SerializerProtocol
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
+
+from ckpt_orm.compression import ZstdSerializer
 
 if TYPE_CHECKING:
     from typing import TypeGuard
@@ -104,6 +107,8 @@ class Readers:
 
     def of(self, serde: SerializerProtocol) -> SerializerProtocol:
         """What loads msgpack as a serde does, and messages that it has met before faster."""
+        if type(serde) is ZstdSerializer:
+            return serde.around(self.of(serde.serde))
         # Asked before each use: an application may replace the parts of a serde that is in use.
         if not _is_langgraphs(serde):
             return serde

@@ -113,7 +113,8 @@ class Write(NamedTuple):
 class PutRows(NamedTuple):
     """What `put` stores; with logs there is one or None for each blob, and a tail for each log.
 
-    `filled` are the parameters of an application's own columns.
+    `filled` are the parameters of an application's own columns, and `plain` the blobs before some
+    of them were compressed, if they were.
     """
 
     key: Key
@@ -124,6 +125,7 @@ class PutRows(NamedTuple):
     filled: Mapping[str, Any] = NOTHING
     tails: Sequence[Tail] = ()
     logs: Sequence[Log | None] = ()
+    plain: Sequence[Blob] = ()
 
     @property
     def size(self) -> int:

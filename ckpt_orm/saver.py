@@ -56,8 +56,9 @@ class SQLAlchemySaver(Lifetime, Finding, Removing, Upkeep, BaseCheckpointSaver[s
         async_engine: an AsyncEngine (or async_sessionmaker) beside an Engine. Without it, async
             calls run on the Engine, each in a worker thread; with it alone, synchronous calls
             raise `WrongEngine`.
-        serde: LangGraph's serializer protocol; `JsonPlusSerializer` by default. With any other one
-            no value is inlined in the readable document, so an encrypting one hides them all.
+        serde: LangGraph's serializer protocol; `JsonPlusSerializer` by default, and one that
+            compresses by `compression.compressed`. With any other one no value is inlined in the
+            readable document, so an encrypting one hides them all.
         schema: the schema of the tables; None leaves it to the connection.
         table_prefix: what the tables' names begin with.
         models: the models of the tables, on the application's own base (see `declare`), instead of
@@ -237,8 +238,9 @@ class SQLAlchemySaver(Lifetime, Finding, Removing, Upkeep, BaseCheckpointSaver[s
         return rows.key.config()
 
     def _encode_put(self, config: RunnableConfig, *given: Any) -> PutRows:
-        encoded = Codec(self.serde, encodings=self._encodings).encode_put(config, *given)
-        rows = self._runner.logs.split(encoded)
+        codec = Codec(self.serde, encodings=self._encodings)
+        rows = self._runner.logs.split(codec.encode_put(config, *given), eager=codec.zstd is None)
+        rows = codec.compressed(rows)
         return rows._replace(filled=self._filled(config)) if self._has_own else rows
 
     def put_writes(

@@ -12,7 +12,7 @@ import pytest
 from sqlalchemy import URL, text
 from typer.testing import CliRunner
 
-from benchmarks import report
+from benchmarks import compression, report
 from benchmarks.__main__ import app
 from benchmarks.contestants import Arena, accepted, check_durability
 from benchmarks.conversation import Conversation
@@ -115,6 +115,22 @@ def test_a_case_that_cannot_run_is_a_failure_and_the_others_still_run() -> None:
     assert done.exit_code == 1
     assert "W2 on sqlite failed" in done.output
     assert "W7 on sqlite failed" in done.output
+
+
+def test_ours_may_compress(tmp_path: Path) -> None:
+    arguments = ["--database", "sqlite", "--cases", "W2,W7", "--ours", "serde=zstd"]
+    done = CliRunner().invoke(app, ["run", "--smoke", *arguments, "--out", str(tmp_path)])
+    assert done.exit_code == 0, done.output
+    assert Results.read(tmp_path / "results.json").about["ours"] == {"serde": "zstd"}
+
+
+def test_compression_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    given = ["--steps", "10", "--sizes", "9000", "--rounds", "4", "--databases", "sqlite"]
+    compression.main(given)
+    told = [line.split(" | ") for line in capsys.readouterr().out.splitlines() if "KB" in line]
+    sizes = {(what.strip("| "), way): float(size.split()[0]) for what, way, size, *_ in told}
+    assert sizes["records, 9 KB, all new", "whole, zstd"] < sizes["records, 9 KB, all new", "whole"]
+    assert len(sizes) == 2 * len(compression.VALUES)
 
 
 @pytest.mark.parametrize(

@@ -36,6 +36,7 @@ from ckpt_orm import (
     UnsupportedDialect,
     WrongEngine,
 )
+from ckpt_orm.errors import MissingExtra
 
 SYNC_DRIVERS = ["sqlite", "sqlite+pysqlite", "postgresql", "postgresql+psycopg"]
 ASYNC_DRIVERS = ["sqlite+aiosqlite", "postgresql+psycopg_async", "postgresql+asyncpg"]
@@ -416,6 +417,7 @@ ERRORS: list[CheckpointError] = [
     InvalidConfig("text"),
     WrongEngine("text"),
     UnsupportedDialect("mysql"),
+    MissingExtra("zstd", "zstandard"),
     SchemaNotReady("ckpt_orm_0001", "ckpt_orm_0002", "s", "p_"),
     CorruptCheckpoint("checkpoint_blobs ('t',)", "problem"),
     DatabaseError("put", "57014", "QueryCanceled"),

@@ -16,9 +16,9 @@ PACKAGE = Path(ckpt_orm.__file__).parent
 #: Rooms in the order of their floors: a file imports only from floors below its own.
 FLOORS = [
     {"version", "errors", "forks"},
-    {"documents", "models", "columns", "scope", "growth", "failures"},
+    {"documents", "models", "columns", "scope", "growth", "failures", "compression"},
     {"rows", "migrations"},
-    {"logs", "parcels"},
+    {"logs", "messages", "parcels", "unchanged"},
     {"codec"},
     {"statements"},
     {"lanes"},

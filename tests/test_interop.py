@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 import pytest
 from backends import Called
+from builders import put
 from graphs import asking, counting, deltas, state, states, thread, told, update
 from langchain_core.messages import AIMessage, AnyMessage, HumanMessage
 from langgraph.checkpoint.postgres import PostgresSaver
@@ -19,10 +20,11 @@ from langgraph.graph import START, StateGraph, add_messages
 from langgraph.types import Command, Send, interrupt
 from psycopg import Connection
 from psycopg.rows import DictRow, dict_row
-from sqlalchemy import URL
+from sqlalchemy import URL, create_engine, text
 from typing_extensions import TypedDict
 
 from ckpt_orm import SQLAlchemySaver
+from ckpt_orm.compression import compressed
 
 Pair = tuple[Called, Called]
 
@@ -198,3 +200,21 @@ def test_what_the_other_deletes_or_prunes(savers: Pair) -> None:
     ours.delete_thread("a")
     official.delete_thread("b")
     assert list(ours.list(None)) == list(official.list(None)) == []
+
+
+def test_a_serde_that_compresses_is_one_for_both(turns: Pair, postgres_url: URL) -> None:
+    first, _ = turns
+    values = {"list": ["a text that is long enough, and says it often"] * 200, "word": "x"}
+    for saver in turns:
+        saver.saver.serde = compressed()
+    stored = put(first, "t", values)
+    first.put_writes(stored, [("w", values["list"])], "task")
+    for saver in turns:
+        found = saver.get_tuple(stored)
+        assert found.checkpoint["channel_values"] == values
+        assert found.pending_writes == [("task", "w", values["list"])]
+    engine = create_engine(postgres_url)
+    with engine.connect() as connection:
+        tags = connection.scalars(text("SELECT type FROM checkpoint_blobs WHERE channel = 'list'"))
+        assert tags.all() == ["msgpack+zstd"]
+    engine.dispose()

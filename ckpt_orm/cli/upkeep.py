@@ -14,6 +14,7 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn
 
 from ckpt_orm.cli.shared import Prefix, Schema, Url, err, fail, failures, out
+from ckpt_orm.compression import compressed
 from ckpt_orm.migrations.connect import sync_url
 from ckpt_orm.packing import Packed
 from ckpt_orm.policies import Retention
@@ -163,7 +164,8 @@ def _called(
         fail("no database: pass --url, or set CKPT_ORM_DATABASE_URL", 2)
     with failures(unreachable):
         made = sync_url(url)
-        saver = SQLAlchemySaver.from_url(made, schema=schema, table_prefix=prefix)
+        reading = compressed(threshold=None)  # which reads either kind
+        saver = SQLAlchemySaver.from_url(made, serde=reading, schema=schema, table_prefix=prefix)
         if made.get_dialect().is_async:
             return asyncio.run(getattr(saver, f"a{method}")(**options))
         with saver:

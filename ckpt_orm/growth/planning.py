@@ -130,11 +130,14 @@ class Grown(NamedTuple):
         return Known(version, tag, len(payload), header, self.manifest, self.end, payload)
 
 
-def plan(tag: str, payload: bytes, bases: Sequence[Known], *, fold: int | None) -> Grown | None:
+def plan(
+    tag: str, payload: bytes, bases: Sequence[Known], *, fold: int | None, eager: bool = True
+) -> Grown | None:
     """How to store a payload; None is whole.
 
     `bases` are versions of the same channel, the likeliest to be shared with first. Every `fold`
-    loose rows become one; None never folds.
+    loose rows become one; None never folds. If `eager`, what is large starts a chain before
+    another version shows that it grows.
     """
     if "+" in tag or len(payload) < THRESHOLD:  # what is encrypted or compressed shares nothing
         return None
@@ -142,7 +145,7 @@ def plan(tag: str, payload: bytes, bases: Sequence[Known], *, fold: int | None) 
     telling = [known for known in bases if WORTHWHILE * known.size >= len(payload)]
     likest = _likest(tag, payload, telling)
     if likest is None:
-        return renewed(payload) if len(payload) >= LARGE else None
+        return renewed(payload) if eager and len(payload) >= LARGE else None
     base, shared = likest
     if WORTHWHILE * sum(run.size for run in shared) < len(payload):
         return None
