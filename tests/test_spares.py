@@ -1,4 +1,4 @@
-"""The connection that a saver of its own engine keeps between two calls on a SQLite file."""
+"""The connection that a saver of its own engine keeps between two calls."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from typing import Any
 
 import pytest
 from builders import config, put, values_of
-from sqlalchemy import URL, event
+from sqlalchemy import URL, create_engine, event
+from sqlalchemy.pool import NullPool
 
 from ckpt_orm import DatabaseError, SQLAlchemySaver
 
 
 @pytest.fixture
-def saver(sqlite_url: URL) -> Iterator[SQLAlchemySaver]:
-    with SQLAlchemySaver.from_url(sqlite_url) as found:
+def saver(database_url: URL) -> Iterator[SQLAlchemySaver]:
+    with SQLAlchemySaver.from_url(database_url) as found:
         found.setup()
         yield found
     assert pool_of(found).checkedout() == 0
@@ -46,9 +47,12 @@ def test_one_call_after_the_other_needs_the_pool_once(saver: SQLAlchemySaver) ->
 
 
 @pytest.mark.parametrize("size", [1, 2])
-def test_nobody_waits_for_a_connection_that_is_kept(sqlite_url: URL, size: int) -> None:
+def test_nobody_waits_for_a_connection_that_is_kept(database_url: URL, size: int) -> None:
     arguments: Any = {"pool_size": size, "max_overflow": 0, "pool_timeout": 5}
-    with SQLAlchemySaver.from_url(sqlite_url, **arguments) as saver, ThreadPoolExecutor(12) as pool:
+    with (
+        SQLAlchemySaver.from_url(database_url, **arguments) as saver,
+        ThreadPoolExecutor(12) as pool,
+    ):
         saver.setup()
         list(pool.map(lambda n: put(saver, f"t{n}", {"n": n}), range(60)))
         found = list(pool.map(lambda n: values_of(saver, config(f"t{n}")), range(60)))
@@ -57,19 +61,28 @@ def test_nobody_waits_for_a_connection_that_is_kept(sqlite_url: URL, size: int) 
         assert pool_of(saver).checkedout() == 0
 
 
+#: What makes a table refuse each row.
+REFUSING = {
+    "sqlite": [
+        "CREATE TRIGGER refuse BEFORE INSERT ON checkpoints "
+        "BEGIN SELECT RAISE(ABORT, 'refused'); END"
+    ],
+    "postgresql": ["ALTER TABLE checkpoints ADD CHECK (thread_id IS NULL) NOT VALID"],
+}
+
+
 def test_one_on_which_a_call_failed_is_not_kept(saver: SQLAlchemySaver) -> None:
     put(saver, "t", {"n": 1})
     runner: Any = saver._runner
     with runner.engine.begin() as connection:
-        connection.exec_driver_sql(
-            "CREATE TRIGGER refuse BEFORE INSERT ON checkpoints "
-            "BEGIN SELECT RAISE(ABORT, 'refused'); END"
-        )
+        for statement in REFUSING[connection.dialect.name]:
+            connection.exec_driver_sql(statement)
     saver.close()
     counted = checkouts(saver)
     for _ in range(2):
         with pytest.raises(DatabaseError):
             put(saver, "t", {"n": 2, "list": [1]})
+        assert pool_of(saver).checkedout() == 0
     assert next(counted) == 2
     assert pool_of(saver).checkedout() == 0
     assert values_of(saver, config("t")) == {"n": 1}
@@ -83,14 +96,66 @@ def test_a_saver_that_was_closed_goes_on(saver: SQLAlchemySaver) -> None:
     assert values_of(saver, config("t")) == {"n": 2}
 
 
-def test_a_child_process_has_connections_of_its_own(sqlite_url: URL) -> None:
-    saver = SQLAlchemySaver.from_url(sqlite_url)
+def test_a_child_process_has_connections_of_its_own(database_url: URL) -> None:
+    saver = SQLAlchemySaver.from_url(database_url)
     saver.setup()
     put(saver, "t", {"n": 1})
     pid = os.fork()
     if pid == 0:
         runner: Any = saver._runner
-        os._exit(len(runner._spares._idle))
+        kept = len(runner._spares._idle)
+        os._exit(kept or values_of(saver, config("t")) != {"n": 1})
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     assert values_of(saver, config("t")) == {"n": 1}
     saver.close()
+
+
+def test_one_that_the_server_has_ended_is_replaced(postgres_url: URL) -> None:
+    with SQLAlchemySaver.from_url(postgres_url) as saver, ThreadPoolExecutor(2) as pool:
+        saver.setup()
+        for number in range(3):
+            list(pool.map(lambda n: put(saver, f"t{n}", {"n": n}), range(20)))
+            runner: Any = saver._runner
+            assert runner._spares._idle
+            end_others(postgres_url)
+            assert put(saver, "after", {"n": number})
+            assert values_of(saver, config("after")) == {"n": number}
+
+
+def end_others(url: URL) -> None:
+    """End every other connection to the database, as a restart of the server does."""
+    engine = create_engine(url, poolclass=NullPool)
+    with engine.connect() as connection:
+        connection.exec_driver_sql(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+            "WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        )
+    engine.dispose()
+
+
+@pytest.mark.parametrize(
+    "given", [{"pool_pre_ping": True}, {"pool_recycle": 60}, {"poolclass": NullPool}], ids=str
+)
+def test_a_pool_that_was_told_what_to_do_is_asked_each_time(
+    database_url: URL, given: dict[str, Any]
+) -> None:
+    with SQLAlchemySaver.from_url(database_url, **given) as saver:
+        saver.setup()
+        counted = checkouts(saver)
+        for number in range(3):
+            put(saver, "t", {"n": number})
+        assert next(counted) == 3
+
+
+def test_what_a_transaction_has_changed_is_not_kept(postgres_url: URL) -> None:
+    """Deleting needs one; single statements go on without."""
+    with SQLAlchemySaver.from_url(postgres_url) as saver:
+        saver.setup()
+        for number in range(3):
+            put(saver, "t", {"n": number})
+            saver.delete_thread("t")
+            runner: Any = saver._runner
+            assert not runner._spares._idle
+            assert values_of(saver, put(saver, "t", {"n": number})) == {"n": number}
+            with runner._spares.connect() as connection:
+                assert connection.connection.driver_connection.autocommit
