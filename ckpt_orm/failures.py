@@ -1,8 +1,13 @@
-"""What a failure is, told by its code and never by its text, and what it becomes in our words."""
+"""What a failure is, told by its code and never by its text, and what it becomes in our words.
+
+The one exception is Python 3.10, whose `sqlite3` keeps the code for itself: there it is told by the
+words that SQLite has for a code, which are the same for every failure of a kind.
+"""
 
 from __future__ import annotations
 
 import sqlite3
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -23,6 +28,27 @@ PASSING = {"40001", "40P01", "57P01", "57P02", "57P03"}
 #: A table or column is not there: undefined table, column, schema; SQLite has one code for all.
 MISSING = {"42P01", "42703", "3F000", "SQLITE_ERROR"}
 
+#: SQLite's words for its codes, which are all that Python 3.10 tells of them.
+WORDS = {
+    "database is locked": "SQLITE_BUSY",
+    "database table is locked": "SQLITE_LOCKED",
+    "database schema is locked": "SQLITE_LOCKED",
+    "attempt to write a readonly database": "SQLITE_READONLY",
+    "interrupted": "SQLITE_INTERRUPT",
+    "disk I/O error": "SQLITE_IOERR",
+    "database or disk is full": "SQLITE_FULL",
+    "unable to open database file": "SQLITE_CANTOPEN",
+    "locking protocol": "SQLITE_PROTOCOL",
+    "database disk image is malformed": "SQLITE_CORRUPT",
+    "file is not a database": "SQLITE_NOTADB",
+}
+
+#: What Python makes of the codes whose words name a table or are an application's own.
+CLASSES = {
+    sqlite3.IntegrityError: "SQLITE_CONSTRAINT",
+    sqlite3.OperationalError: "SQLITE_ERROR",
+}
+
 
 def code_of(error: DBAPIError) -> str:
     """The SQLSTATE, or SQLite's name of the error; "" where the driver has none."""
@@ -32,7 +58,17 @@ def code_of(error: DBAPIError) -> str:
     for name in ("sqlstate", "pgcode", "sqlite_errorname"):
         if code := getattr(error.orig, name, None):
             return str(code)
+    if sys.version_info < (3, 11) and isinstance(error.orig, sqlite3.Error):
+        return sqlite_code(error.orig)
     return ""
+
+
+def sqlite_code(error: sqlite3.Error) -> str:
+    """SQLite's name of the error, not extended, by its words or its class; "" for none."""
+    text = str(error)
+    found = (code for words, code in WORDS.items() if text.startswith(words))
+    by_class = (code for kind, code in CLASSES.items() if isinstance(error, kind))
+    return next(found, next(by_class, ""))
 
 
 def passes(error: BaseException) -> bool:

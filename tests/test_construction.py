@@ -22,7 +22,7 @@ from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from langgraph.graph import END, START, StateGraph
 from sqlalchemy import URL, create_engine, make_url
 from sqlalchemy.ext.asyncio import create_async_engine
-from sqlalchemy.pool import QueuePool, StaticPool
+from sqlalchemy.pool import NullPool, QueuePool, StaticPool
 
 import ckpt_orm
 from ckpt_orm import (
@@ -137,9 +137,8 @@ def test_a_sqlite_file_is_in_wal_mode(tmp_path: Path) -> None:
     path = tmp_path / "a.db"
     with SQLAlchemySaver.from_url(f"sqlite:///{path}") as saver:
         saver.setup()
-    with create_engine(f"sqlite:///{path}").connect() as connection:
+    with create_engine(f"sqlite:///{path}", poolclass=NullPool).connect() as connection:
         assert connection.exec_driver_sql("PRAGMA journal_mode").scalar() == "wal"
-        connection.engine.dispose()
 
 
 @pytest.mark.parametrize("url", ["mysql://h/d", "oracle+oracledb://h", "mssql+pyodbc://h/d"])

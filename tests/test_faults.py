@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from enum import Enum
+from pathlib import Path
 from typing import Any, TypedDict
 
 import pytest
@@ -17,6 +20,7 @@ from sqlalchemy import URL, Engine, create_engine, event, select
 
 from ckpt_orm import InvalidConfig, SQLAlchemySaver
 from ckpt_orm.errors import DatabaseError
+from ckpt_orm.failures import sqlite_code
 from ckpt_orm.statements import statements_for
 
 SYNC = named([backend for backend in BACKENDS if not backend.is_async])
@@ -216,3 +220,68 @@ def test_the_engine_of_a_saver_is_not_changed(saver: Called) -> None:
     engine: Engine = saver.engine
     put(saver, "t", {"a": [1]})
     assert dict(engine.get_execution_options()) == {}
+
+
+def locked(path: Path) -> None:
+    with closing(sqlite3.connect(path)) as one, closing(sqlite3.connect(path, timeout=0)) as other:
+        one.execute("BEGIN IMMEDIATE")
+        other.execute("INSERT INTO t VALUES (2)")
+
+
+def locked_in_one_cache(path: Path) -> None:
+    with closing(shared(path)) as one, closing(shared(path)) as other:
+        one.execute("INSERT INTO t VALUES (2)")
+        other.execute("SELECT * FROM t")
+
+
+def shared(path: Path) -> sqlite3.Connection:
+    return sqlite3.connect(f"file:{path}?cache=shared", uri=True, timeout=0)
+
+
+def of(statement: str, name: str = "{}") -> Callable[[Path], None]:
+    def execute(path: Path) -> None:
+        with closing(sqlite3.connect(f"file:{name.format(path)}", uri=True)) as connection:
+            connection.executescript(statement)
+
+    return execute
+
+
+def overwritten(path: Path) -> None:
+    path.write_bytes(b"this is no database" * 300)
+    of("SELECT * FROM t")(path)
+
+
+def torn(path: Path) -> None:
+    with path.open("r+b") as file:
+        file.seek(4096)
+        file.write(b"\xff" * 4096)
+    of("SELECT * FROM t")(path)
+
+
+@pytest.mark.parametrize(
+    ("fails", "code"),
+    [
+        (locked, "SQLITE_BUSY"),
+        (locked_in_one_cache, "SQLITE_LOCKED"),
+        (overwritten, "SQLITE_NOTADB"),
+        (torn, "SQLITE_CORRUPT"),
+        (of("INSERT INTO t VALUES (2)", "{}?mode=ro"), "SQLITE_READONLY"),
+        (of("SELECT 1", "{}/no/such/file"), "SQLITE_CANTOPEN"),
+        (of("PRAGMA max_page_count=1; CREATE TABLE big AS SELECT randomblob(9999)"), "SQLITE_FULL"),
+        (of("INSERT INTO t VALUES (1)"), "SQLITE_CONSTRAINT"),
+        (of("SELECT * FROM no_such_table"), "SQLITE_ERROR"),
+        (of("SELECT no_such_column FROM t"), "SQLITE_ERROR"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else getattr(value, "__name__", ""),
+)
+def test_sqlites_codes_are_told_by_its_words(
+    fails: Callable[[Path], None], code: str, tmp_path: Path
+) -> None:
+    """Python 3.10 knows nothing else; later ones say whether it is right."""
+    path = tmp_path / "a.db"
+    of("CREATE TABLE t (a INTEGER PRIMARY KEY); INSERT INTO t VALUES (1)")(path)
+    with pytest.raises(sqlite3.Error) as caught:
+        fails(path)
+    assert sqlite_code(caught.value) == code
+    if sys.version_info >= (3, 11):
+        assert caught.value.sqlite_errorname.startswith(code)

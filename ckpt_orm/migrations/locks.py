@@ -23,6 +23,7 @@ from sqlalchemy import Connection, text
 from sqlalchemy.exc import DBAPIError
 
 from ckpt_orm.errors import SchemaLocked
+from ckpt_orm.failures import code_of
 from ckpt_orm.migrations.place import Place
 
 #: Seconds to wait for another upgrade, and for another transaction's lock on a table.
@@ -168,9 +169,7 @@ def _begun(connection: Connection) -> bool:
     try:
         connection.exec_driver_sql("BEGIN IMMEDIATE")
     except DBAPIError as error:
-        # Python 3.10 gives no code, only these words.
-        code = getattr(error.orig, "sqlite_errorname", "database is locked")
-        if str(code).startswith("SQLITE_BUSY") or code in str(error.orig):
+        if code_of(error).startswith("SQLITE_BUSY"):
             return False
         raise
     return True
