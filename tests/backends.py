@@ -8,6 +8,7 @@ reads the same for all of them: `called.put(…)` runs `saver.put` or `saver.apu
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -157,12 +158,25 @@ def _url_of(backend: Backend, url: URL) -> URL:
     return url
 
 
+class Hasty(sqlite3.Connection):
+    """Trades durability for speed as the Postgres server of the tests does.
+
+    It is no listener of the engine's, since a saver asks whether there are any.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.execute("PRAGMA synchronous = OFF")
+
+
 @contextmanager
 def engine_of(
     backend: Backend, url: URL, loop: asyncio.AbstractEventLoop | None, **kwargs: Any
 ) -> Iterator[Engine | AsyncEngine]:
     """An application's own engine, disposed of at the end; nothing may still be checked out."""
     url = _url_of(backend, url)
+    if backend.database == "sqlite":
+        kwargs["connect_args"] = {"factory": Hasty} | kwargs.get("connect_args", {})
     engine: Any
     if url.get_dialect().is_async:
         engine = create_async_engine(url, **kwargs)

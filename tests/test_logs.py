@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 from multiprocessing import get_context
+from multiprocessing.pool import Pool
 from typing import Any
 
 import pytest
@@ -403,12 +404,18 @@ def test_what_is_encrypted_is_stored_whole(backend: Backend, ready_url: URL) -> 
         assert logs(saver) == 0
 
 
-@named(PLAIN)
-def test_processes_fork_one_version(saver: Called, ready_url: URL) -> None:
-    at, value = grow(saver, 2, items(MANY))[-1]
+@pytest.fixture(scope="module")
+def eight() -> Iterator[Pool]:
+    """Processes, whose start is what takes long."""
     with get_context("spawn").Pool(8) as pool:
-        jobs = [(str(ready_url.render_as_string(False)), at, number) for number in range(8)]
-        forks = [fork for forks in pool.map(_forked, jobs) for fork in forks]
+        yield pool
+
+
+@named(PLAIN)
+def test_processes_fork_one_version(saver: Called, ready_url: URL, eight: Pool) -> None:
+    at, value = grow(saver, 2, items(MANY))[-1]
+    jobs = [(str(ready_url.render_as_string(False)), at, number) for number in range(8)]
+    forks = [fork for forks in eight.map(_forked, jobs, chunksize=1) for fork in forks]
     for number, fork in forks:
         found = values_of(saver, fork)["messages"]
         assert found[: len(value)] == value

@@ -16,7 +16,7 @@ from typing import Annotated, Any, TypedDict
 from uuid import UUID
 
 import pytest
-from backends import Backend, Called, called
+from backends import BACKENDS, Backend, Called, called, named
 from builders import config, exact, metadata_of, put, values_of
 from langchain_core.messages import AIMessage
 from langgraph.checkpoint.serde.encrypted import EncryptedSerializer
@@ -230,6 +230,7 @@ def test_two_thousand_channels(saver: Called) -> None:
     round_trip(saver, {**small, **large})
 
 
+@named([backend for backend in BACKENDS if not backend.name.endswith("-threads")])
 def test_a_value_of_fifty_megabytes(saver: Called) -> None:
     value = random.Random(1).randbytes(50_000_000)
     stored = put(saver, "t", {"value": value})
