@@ -95,17 +95,8 @@ class Model(InMemorySaver):
         waiting = list(kept)
         while waiting:
             place = waiting.pop()
-            saved = self._saved(place)
             needed.add(place)
-            values, versions = (
-                saved.checkpoint["channel_values"],
-                saved.checkpoint["channel_versions"],
-            )
-            rebuilt = any(name in versions and name not in values for name in DELTAS)
-            if rebuilt and saved.parent_config:
-                above = place_of(saved.parent_config)
-                if above in set(self._places(thread)) - needed:
-                    waiting.append(above)
+            waiting += set(self._rebuilt_from(place)) - needed
         gone = set(self._places(thread)) - needed
         garbage = self._blobs_of(gone) - self._blobs_of(needed)
         for place in needed:
@@ -117,6 +108,22 @@ class Model(InMemorySaver):
             self.writes.pop(place, None)
         for blob in garbage:
             self.blobs.pop(blob, None)
+
+    def _rebuilt_from(self, place: Place) -> Iterator[Place]:
+        """The ancestors down to each delta channel's value, also those that do not know of it.
+
+        As `get_delta_channel_history` goes: what was written to a channel before it had a version
+        belongs to it.
+        """
+        for name in DELTAS:
+            here = self._saved(place)
+            if name not in here.checkpoint["channel_versions"]:
+                continue
+            while name not in here.checkpoint["channel_values"] and here.parent_config:
+                here = self.get_tuple(here.parent_config)
+                if here is None:
+                    break
+                yield place_of(here.config)
 
     def _saved(self, place: Place) -> Any:
         return self.get_tuple(config(*place))
