@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 import math
 from base64 import b64decode, b64encode
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 #: The key that marks a packed value; a mapping that uses it for itself is packed whole.
@@ -139,10 +139,16 @@ def _holds(value: Any) -> bool:
     """Whether JSON holds a value, but for what is in its strings."""
     kind = type(value)
     if kind is dict:
-        return all(
-            type(key) is str and (type(item) is str or _holds(item)) for key, item in value.items()
-        )
-    return all(map(_holds, value)) if kind is list else kind is str or fits(value)
+        return _NAMES.issuperset(map(type, value)) and _all_hold(value.values())
+    return _all_hold(value) if kind is list else kind is str or fits(value)
+
+
+def _all_hold(values: Collection[Any]) -> bool:
+    return _WORDS.issuperset(map(type, values)) or all(map(_holds, values))
+
+
+#: The type of names, and the types of what JSON holds whatever the value.
+_NAMES, _WORDS = frozenset({str}), frozenset({str, bool, type(None)})
 
 
 def load(text: str, unpack: Unpack) -> dict[str, Any]:

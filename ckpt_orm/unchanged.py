@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import marshal
 from collections.abc import Sequence
+from functools import lru_cache
 from operator import is_
 from typing import Any
 
@@ -64,8 +65,7 @@ class Encodings:
         codes = [self._code_of(message) or self._encoded(serde, message) for message in value]
         if not all(codes):
             return serde.dumps_typed(value)
-        header: bytes = msgpack.Packer().pack_array_header(len(value))
-        return "msgpack", header + b"".join(codes)
+        return "msgpack", _header_of(len(value)) + b"".join(codes)
 
     def _is_new(self, messages: Sequence[BaseMessage]) -> bool:
         """Whether a list was just made or loaded, and may never be put again."""
@@ -100,6 +100,13 @@ class Encodings:
         self._size += encoding.weight
         if self._size > self._half:
             self._old, self._new, self._size = self._new, {}, 0
+
+
+@lru_cache(maxsize=4096)
+def _header_of(length: int) -> bytes:
+    """The header of a list; kept, since a packer takes a buffer first that is larger than most."""
+    header: bytes = msgpack.Packer().pack_array_header(length)
+    return header
 
 
 class Encoding:
