@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from math import isqrt
@@ -25,9 +25,11 @@ from ckpt_orm.growth import (
     Span,
     assemble,
     plan,
+    planning,
     renewed,
 )
 from ckpt_orm.growth.likeness import common_back, common_front, runs
+from ckpt_orm.growth.units import header_of
 
 MESSAGES = Channel("thread", "", "messages")
 
@@ -103,7 +105,9 @@ class Process:
     def put(
         self, version: str, payload: bytes, parent: str | None = None, tag: str = "msgpack"
     ) -> None:
-        grown = plan(tag, payload, self.memory.recall(MESSAGES, parent), fold=self.fold)
+        bases = self.memory.recall(MESSAGES, parent)
+        grown = plan(tag, payload, bases, fold=self.fold)
+        the_short_way_leads_where_the_long_one_does(tag, payload, bases)
         if grown is None:
             self.plans.append("whole")
             self.database.versions[version] = tag, payload
@@ -121,6 +125,17 @@ class Process:
         payload, known = self.database.read(version, how)
         self.memory.remember(MESSAGES, known)
         return payload
+
+
+def the_short_way_leads_where_the_long_one_does(
+    tag: str, payload: bytes, bases: Sequence[Known]
+) -> None:
+    for base in bases:
+        if base.tag == tag and base.manifest and base.end and base.begins(payload):
+            shared = [planning._body(base, header_of(tag, payload))]
+            found = planning.continued(payload, base, base.manifest, base.end, shared)
+            pieces = planning.pieces_of(payload, base.manifest, shared)
+            assert found in (None, planning.placed(pieces, base.end.length))
 
 
 def message(number: int, size: int = 600) -> msgpack.ExtType:

@@ -53,6 +53,8 @@ class Memory:
                 self._known.move_to_end(channel)
             if channel in self._kept:
                 self._kept.move_to_end(channel)
+        if version is None:
+            return found
         return tuple(sorted(found, key=lambda known: known.version != version))
 
     def remember(self, channel: Channel, known: Known) -> None:

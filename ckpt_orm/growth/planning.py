@@ -151,7 +151,9 @@ def plan(
         return None
     if base.manifest is None or base.end is None or _overtaken(base.manifest, base.end, bases):
         return renewed(payload)
-    return _appended(payload, base.manifest, base.end, shared, fold) or renewed(payload)
+    found = continued(payload, base, base.manifest, base.end, shared)
+    pieces, tail = found or placed(pieces_of(payload, base.manifest, shared), base.end.length)
+    return _appended(payload, base.manifest, base.end, pieces, tail, fold) or renewed(payload)
 
 
 def renewed(payload: bytes) -> Grown:
@@ -198,11 +200,40 @@ def _most_pieces(size: int) -> int:
     return max(16, isqrt(size // 20))
 
 
+def continued(
+    payload: bytes, base: Known, manifest: Manifest, end: End, shared: list[Run]
+) -> tuple[tuple[Piece, ...], bytes] | None:
+    """What `placed` makes of `pieces_of`, at once, where all that is new is at the end.
+
+    None where it is not, or where the base does not end with its chain.
+    """
+    header, last = header_of(base.tag, payload), manifest.pieces[-1]
+    tail = payload[base.size + len(header) - len(base.header) :]
+    if (
+        len(shared) != 1
+        or shared[0].old + shared[0].size != base.size
+        or not tail
+        or not isinstance(last, Span)
+        or last.stop != end.length
+    ):
+        return None
+    grown = Span(last.start, last.stop + len(tail))
+    if header == base.header:
+        return (*manifest.pieces[:-1], grown), tail
+    if manifest.pieces[0] != base.header:
+        return None
+    return (header, *manifest.pieces[1:-1], grown), tail
+
+
 def _appended(
-    payload: bytes, base: Manifest, end: End, shared: list[Run], fold: int | None
+    payload: bytes,
+    base: Manifest,
+    end: End,
+    pieces: tuple[Piece, ...],
+    tail: bytes,
+    fold: int | None,
 ) -> Grown | None:
     """The payload in terms of the base's chain; None where a new chain is better."""
-    pieces, tail = _placed(_pieces(payload, base, shared), end.length)
     size, length = len(payload), end.length + len(tail)
     if len(pieces) > _most_pieces(size):
         return None
@@ -215,7 +246,7 @@ def _appended(
     return Grown(manifest, end.tip, after, start, data, folds=start < end.length)
 
 
-def _pieces(payload: bytes, base: Manifest, shared: list[Run]) -> Iterator[Piece]:
+def pieces_of(payload: bytes, base: Manifest, shared: list[Run]) -> Iterator[Piece]:
     """The payload as pieces of the base, and bytes for what is new."""
     cutter, at = Cutter(base), 0
     for run in shared:
@@ -227,18 +258,18 @@ def _pieces(payload: bytes, base: Manifest, shared: list[Run]) -> Iterator[Piece
         yield payload[at:]
 
 
-def _placed(pieces: Iterable[Piece], length: int) -> tuple[tuple[Piece, ...], bytes]:
+def placed(pieces: Iterable[Piece], length: int) -> tuple[tuple[Piece, ...], bytes]:
     """The pieces with only short literals left, and the tail that the others are in.
 
     The tail is never empty: it takes the last literal, or a byte that nothing refers to.
     """
-    placed = _merged(pieces)
-    literals = [number for number, piece in enumerate(placed) if isinstance(piece, bytes)]
+    found = _merged(pieces)
+    literals = [number for number, piece in enumerate(found) if isinstance(piece, bytes)]
     tail: list[bytes] = []
-    for number in [n for n in literals if size_of(placed[n]) > LITERAL] or literals[-1:]:
-        tail.append(cast(bytes, placed[number]))
-        placed[number] = Span(length, length := length + len(tail[-1]))
-    return tuple(_merged(placed)), b"".join(tail) or b"\0"
+    for number in [n for n in literals if size_of(found[n]) > LITERAL] or literals[-1:]:
+        tail.append(cast(bytes, found[number]))
+        found[number] = Span(length, length := length + len(tail[-1]))
+    return tuple(_merged(found)), b"".join(tail) or b"\0"
 
 
 def _merged(pieces: Iterable[Piece]) -> list[Piece]:
