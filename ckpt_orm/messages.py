@@ -53,6 +53,10 @@ LONGEST = 64 * 1024
 #: Of how many messages it is known that they were decoded once; known, they take 3 MB.
 MOST_SEEN = 32 * 1024
 
+#: One of so many is kept where there is no room: what is read in turn and does not fit together
+#: would else be dropped each time before it is read again, and have cost twice the decoding.
+ONE_OF = 8
+
 #: What is nested deeper is not copied, so that a copy needs no more of the stack than a query does.
 DEEPEST = 16
 
@@ -159,7 +163,7 @@ class Copies:
         # Two halves, the older of which is dropped when the newer one is full.
         self._new: dict[bytes, Mold] = {}
         self._old: dict[bytes, Mold] = {}
-        self._size = 0
+        self._size = self._turn = 0
 
     def made(self, code: int, data: bytes) -> Any:
         """What the serde makes of an extension of msgpack."""
@@ -173,10 +177,16 @@ class Copies:
             self._keep(data, mold)
             return mold.cast()
         value = self._hook(code, data)
-        # To keep a message costs as much as to copy it: not for what may never be read again.
-        if self._is_known(hash(data)) and (mold := mold_of(value, data)) is not None:
+        # To keep a message costs as much as to decode it: not for what may never be read again.
+        is_kept = self._is_known(hash(data)) and self._has_room()
+        if is_kept and (mold := mold_of(value, data)) is not None:
             self._keep(data, mold)
         return value
+
+    def _has_room(self) -> bool:
+        """Whether one more is to be kept: each until something had to be dropped, then few."""
+        self._turn += 1
+        return not self._old or self._turn % ONE_OF == 0
 
     def _is_known(self, digest: int) -> bool:
         """Whether it was asked before."""

@@ -22,7 +22,10 @@ from langchain_core.messages import BaseMessage
 from langgraph.checkpoint.serde.base import SerializerProtocol
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
-from ckpt_orm.messages import ATOMS, CLASSES, MOST_BYTES, MOST_SEEN
+from ckpt_orm.messages import ATOMS, CLASSES, MOST_BYTES, MOST_SEEN, ONE_OF
+
+#: A longer list is encoded as a whole: what is known would not hold it.
+LONGEST = 4096
 
 #: What a message takes besides its text, once decoded and once encoded.
 _OVERHEAD = 3_000
@@ -49,13 +52,13 @@ class Encodings:
         # Two halves, the older of which is dropped when the newer one is full.
         self._new: dict[int, Encoding] = {}
         self._old: dict[int, Encoding] = {}
-        self._size = 0
+        self._size = self._turn = 0
 
     def dumps(self, serde: SerializerProtocol, value: Any) -> tuple[str, bytes]:
         """What `serde.dumps_typed` returns."""
         if (
             type(value) is not list
-            or not value
+            or not 0 < len(value) <= LONGEST
             or type(serde) is not JsonPlusSerializer
             or "dumps_typed" in vars(serde)
             or not CLASSES.issuperset(map(type, value))
@@ -91,7 +94,9 @@ class Encodings:
         if tag != "msgpack":
             return b""
         code = payload[1:]  # behind the header of a list of one
-        if (encoding := encoding_of(message, code)) is not None:
+        self._turn += 1
+        has_room = not self._old or self._turn % ONE_OF == 0  # as in `Copies`
+        if has_room and (encoding := encoding_of(message, code)) is not None:
             self._keep(encoding)
         return code
 

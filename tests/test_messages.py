@@ -30,7 +30,7 @@ from langgraph.types import Send
 from pydantic import BaseModel
 
 from ckpt_orm import messages
-from ckpt_orm.messages import DEEPEST, LONGEST, Copies, Readers, weight_of
+from ckpt_orm.messages import DEEPEST, LONGEST, ONE_OF, Copies, Readers, weight_of
 
 NESTED = st.recursive(
     st.none()
@@ -459,18 +459,38 @@ def test_what_is_kept_takes_no_more_memory_than_was_said(make: Any) -> None:
     assert 0.3 * most < max(taken) < 1.1 * most + 150 * len(data)
 
 
-def test_the_latest_are_kept() -> None:
+def test_what_is_read_in_turn_and_does_not_fit_is_kept_in_part(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """And is not kept and dropped again each time, which would cost more than to decode it."""
+    made: list[Any] = []
+    mold_of = messages.mold_of
+    monkeypatch.setattr(messages, "mold_of", lambda *of: made.append(of) or mold_of(*of))
     counted = Counted(100_000)
-    data = [packed([SIZED["usual"](n)]) for n in range(200)]
-    for each in data:
-        counted.loads(each)
-        counted.loads(each)
+    data = [packed([SIZED["usual"](n)]) for n in range(100)]
+    for _ in range(3):
+        for each in data:
+            counted.loads(each)
+    made.clear()
     before = counted.count
-    assert all(parts(counted.loads(each)) == parts(fresh(each)) for each in data[-10:])
-    assert counted.count == before
-    for each in data[:10]:
+    for _ in range(20):
+        for each in data:
+            assert parts(counted.loads(each)) == parts(fresh(each))
+    decoded = counted.count - before
+    assert decoded < 0.95 * 20 * len(data)
+    assert len(made) <= decoded / ONE_OF + 1
+
+
+def test_what_comes_later_takes_the_place_of_what_is_not_read_any_more() -> None:
+    counted = Counted(100_000)
+    early, late = ([packed([SIZED["usual"](n)]) for n in range(s, s + 12)] for s in (0, 100))
+    for data in (early, late):
+        for each in data * 60:
+            counted.loads(each)
+    before = counted.count
+    for each in late:
         counted.loads(each)
-    assert counted.count == before + 10
+    assert counted.count == before
 
 
 def test_what_was_seen_once_is_forgotten_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
