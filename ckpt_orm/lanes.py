@@ -214,25 +214,26 @@ def _is_clear(conn: Connection, st: Statements, events: Sequence[str] = EVENTS) 
 def _execute_directly(
     conn: Connection, compiled: Compiled, params: Mapping[str, Any], found: Callable[[Any], Any]
 ) -> Any:
+    given = compiled.parameters(params)  # in the caller's context, which a coroutine does not have
     cursor: Any = conn.connection.cursor()
     try:
         if conn.dialect.is_async and conn.dialect.driver in PIPELINES:
-            return await_only(_executed(cursor._cursor, compiled, params))
+            return await_only(_executed(cursor._cursor, compiled, given))
         if conn.dialect.name == "postgresql":
             cursor.format = BINARY
-        cursor.execute(compiled.text, compiled.parameters(params))
+        cursor.execute(compiled.text, given)
         return found(cursor)
     finally:
         cursor.close()
 
 
-async def _executed(cursor: Any, compiled: Compiled, params: Mapping[str, Any]) -> Sequence[Any]:
+async def _executed(cursor: Any, compiled: Compiled, given: Any) -> Sequence[Any]:
     """The rows that psycopg's own cursor returns.
 
     SQLAlchemy's asks right away whether there are any, which in a pipeline is not known yet.
     """
     cursor.format = BINARY
-    await cursor.execute(compiled.text, compiled.parameters(params))
+    await cursor.execute(compiled.text, given)
     return cast("Sequence[Any]", await cursor.fetchall()) if compiled.returns_rows else ()
 
 
