@@ -26,11 +26,12 @@ class Shelf:
 
     Args:
         fold: how many small segments become one, None where reading many costs nothing.
+        grows_from: from what size in bytes on a value is stored as a log.
         on: whether values that grow are stored as logs; None until the database was asked.
     """
 
-    def __init__(self, fold: int | None, on: bool | None) -> None:
-        self.fold, self.on = fold, on
+    def __init__(self, fold: int | None, grows_from: int, on: bool | None) -> None:
+        self.fold, self.grows_from, self.on = fold, grows_from, on
         self.renew()
         after_fork(self)
 
@@ -60,7 +61,7 @@ class Logs:
         Not `eager` are those that do already: where whole values are compressed, to wait for that
         costs little.
         """
-        if not self.shelf.on or not any(map(_may_grow, rows.blobs)):
+        if not self.shelf.on or not any(map(self._may_grow, rows.blobs)):
             return rows
         return _with_logs(rows, [self.planned(rows.key, blob, eager=eager) for blob in rows.blobs])
 
@@ -83,14 +84,14 @@ class Logs:
         if log is not None:
             known = log.grown.known(blob.version, log.blob.type, _payload(log))
             self.shelf.memory.remember(self._channel(key, blob), known)
-        elif _may_grow(blob):
+        elif self._may_grow(blob):
             bases = self.shelf.memory.recall(self._channel(key, blob))
             if all(known.version != blob.version for known in bases):
                 self._remember_whole(key, blob)
 
     def planned(self, key: Key, blob: Blob, *, eager: bool = True) -> Log | None:
         """How a version shares bytes with earlier ones; None where it is better stored whole."""
-        if not _may_grow(blob):
+        if not self._may_grow(blob):
             return None
         bases = self.shelf.memory.recall(self._channel(key, blob))
         if any(known.version == blob.version for known in bases):
@@ -116,8 +117,11 @@ class Logs:
                 tip=rows[-1].digest if rows else None,
             )
             self.shelf.memory.remember(self._channel(key, blob), known)
-        elif _may_grow(blob):
+        elif self._may_grow(blob):
             self._remember_whole(key, blob)
+
+    def _may_grow(self, blob: Blob) -> bool:
+        return blob.blob is not None and len(blob.blob) >= self.shelf.grows_from
 
     def _channel(self, key: Key, blob: Blob) -> growth.Channel:
         return growth.Channel(key.thread_id, key.checkpoint_ns, blob.channel, self._tenant)
@@ -148,10 +152,6 @@ def payload_of(blob: Blob, segments: Segments) -> bytes:
     manifest = growth.Manifest.decode(blob.blob or b"")
     rows: Sequence[Segment] = segments.get((blob.channel, manifest.chain), ())
     return growth.assemble(manifest, ((row.start, row.data) for row in rows))
-
-
-def _may_grow(blob: Blob) -> bool:
-    return blob.blob is not None and len(blob.blob) >= growth.THRESHOLD
 
 
 def _payload(log: Log) -> bytes:

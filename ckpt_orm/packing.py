@@ -100,11 +100,19 @@ Converter = Callable[[str, Blob, Segments], Change | None]
 
 
 def pack(
-    fold: int | None, filled: Mapping[str, Any], on_progress: Callable[[Packed], object] | None
+    shelf: Callable[[], Shelf],
+    filled: Mapping[str, Any],
+    on_progress: Callable[[Packed], object] | None,
 ) -> Steps[Packed]:
-    """Make logs of all values that grow; `filled` are the parameters of segments' own columns."""
+    """Make logs of all values that grow.
+
+    Args:
+        shelf: makes what is remembered of a thread's values.
+        filled: the parameters of segments' own columns.
+        on_progress: called after each thread.
+    """
     return _convert(
-        lambda thread_id: partial(_packed, Logs(Shelf(fold, on=True)), thread_id),
+        lambda thread_id: partial(_packed, Logs(shelf()), thread_id),
         on_progress,
         filled,
     )

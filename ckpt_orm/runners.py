@@ -102,7 +102,8 @@ class Runner:
         self._ready = False
         if growth not in _GROWS:
             raise InvalidConfig(f"growth={growth!r} is not known: use 'append', 'whole' or None")
-        self.logs = Logs(Shelf(self.statements.dialect.fold, _GROWS[growth]))
+        dialect = self.statements.dialect
+        self.logs = Logs(Shelf(dialect.fold, dialect.grows_from, _GROWS[growth]))
 
     def run(self, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Run an operation on the sync engine, in this thread.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
+from functools import partial
 from typing import Any, TypeVar
 
 from langchain_core.runnables import RunnableConfig
@@ -17,6 +18,7 @@ from ckpt_orm import compacting, packing, sweeping, verifying
 from ckpt_orm.codec import Codec
 from ckpt_orm.columns import Filling, values_of
 from ckpt_orm.errors import InvalidConfig
+from ckpt_orm.logs import Shelf
 from ckpt_orm.models import Models
 from ckpt_orm.packing import Packed
 from ckpt_orm.policies import Retention
@@ -191,8 +193,9 @@ class Upkeep(BaseCheckpointSaver[str]):
     def _pack(self, on_progress: Callable[[Packed], object] | None) -> Steps[Packed]:
         *_, segments = self._models.tables
         of_segments = [filling for filling in self._fillings if filling.column.table is segments]
-        fold = self._runner.statements.dialect.fold
-        return packing.pack(fold, values_of(of_segments, {}), on_progress)
+        dialect = self._runner.statements.dialect
+        shelf = partial(Shelf, dialect.fold, dialect.grows_from, on=True)
+        return packing.pack(shelf, values_of(of_segments, {}), on_progress)
 
     def _verify(
         self,

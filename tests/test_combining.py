@@ -109,20 +109,20 @@ def chains(beside: Engine) -> dict[str, int]:
 
 
 def test_what_grows_in_many_threads_at_once(saver: Called, beside: Engine) -> None:
-    assert min(growing(saver, size) for size in range(8, 14)) <= WAYS // 2
+    assert min(growing(saver, size) for size in range(20, 26)) <= WAYS // 2
     assert chains(beside) == {f"t{number}": 1 for number in range(WAYS)}
 
 
 def test_a_chain_that_has_moved_fails_its_batch_and_nothing_else(
     saver: Called, backend: Backend, ready_url: URL, beside: Engine
 ) -> None:
-    for size in range(8, 11):
+    for size in range(20, 23):
         growing(saver, size)
     with called(backend, ready_url) as other:
         for name in ("t3", "t7"):
             value = values_of(other, config(name))["a"]
             put(other, name, {"a": [*value, "from elsewhere" * 90]})
-    growing(saver, 11)
+    growing(saver, 23)
     assert chains(beside) == {f"t{number}": 2 if number in (3, 7) else 1 for number in range(WAYS)}
 
 

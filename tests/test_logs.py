@@ -36,6 +36,8 @@ from ckpt_orm import (
     packing,
 )
 from ckpt_orm.cli.commands import app
+from ckpt_orm.growth import THRESHOLD
+from ckpt_orm.logs import Shelf
 
 #: One backend of each database, where the colour makes no difference.
 PLAIN = [backend for backend in BACKENDS if backend.name in ("sqlite", "psycopg")]
@@ -128,7 +130,7 @@ def assert_all(saver: Any, versions: list[Any]) -> None:
 
 
 def test_a_growing_list_costs_what_it_grew(saver: Called) -> None:
-    versions = grow(saver, 40, items(20))
+    versions = grow(saver, 40, items(30))
     assert_all(saver, versions)
     assert (chains(saver), logs(saver)) == (1, 39)
     whole = len(saver.serde.dumps_typed(versions[-1][1])[1])
@@ -166,7 +168,7 @@ def test_a_list_in_a_dict_shares_too(saver: Called) -> None:
 
 def test_a_long_string_that_grows(saver: Called) -> None:
     """Which as a scalar would be inlined in every checkpoint's document."""
-    at, text, versions = None, "".join(items(20)), []
+    at, text, versions = None, "".join(items(30)), []
     for step in range(5):
         text += items(1)[0]
         at = put(saver, "t", {"messages": text, "n": step}, at)
@@ -620,7 +622,7 @@ def test_a_value_that_was_replaced_meanwhile_is_not_packed(saver: Called) -> Non
     with SQLAlchemySaver.from_url(database_of(saver), growth="whole") as whole:
         old = items(MANY)
         put(whole, "t", {"messages": old}, versions=versions)
-        steps = packing.pack(None, {}, None)
+        steps = packing.pack(lambda: Shelf(None, THRESHOLD, on=True), {}, None)
         result: Any = None
         new = items(MANY)
         try:

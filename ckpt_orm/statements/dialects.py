@@ -37,6 +37,7 @@ from sqlalchemy.types import TypeEngine
 
 from ckpt_orm.documents import contains_text
 from ckpt_orm.errors import UnsupportedDialect
+from ckpt_orm.growth import THRESHOLD
 
 #: Bytes of a digest, which stands behind its payload, and of the id of a chain.
 DIGEST_SIZE = CHAIN_SIZE = 16
@@ -77,6 +78,7 @@ class Dialect:
         several: the options of one that runs a transaction.
         fold: how many segments of a chain become one; None where reading many costs nothing, and
             where another transaction may be adding one.
+        grows_from: from what size in bytes on a value is stored as what it grew by.
         forgives: whether a failed statement leaves its transaction usable.
         leaders: how many transactions store at a time what is called at a time.
         hurry: what makes such a transaction fail rather than wait for another one for long.
@@ -107,6 +109,7 @@ class Dialect:
     several: dict[str, Any]
     forgives: bool
     fold: int | None
+    grows_from: int
     begin: str | None
     leaders: int
     hurry: str | None
@@ -194,6 +197,7 @@ POSTGRES = Dialect(
     several={"isolation_level": "READ COMMITTED"},
     forgives=False,
     fold=None,
+    grows_from=THRESHOLD,
     begin=None,
     leaders=2,
     hurry="SET LOCAL lock_timeout = 250",  # milliseconds
@@ -271,6 +275,8 @@ SQLITE = Dialect(
     several={},
     forgives=True,
     fold=16,
+    # To write a few pages again takes it no longer than to look for what is new in them.
+    grows_from=4 * THRESHOLD,
     # A transaction that reads first and then writes would fail at once when another one has
     # written in between; one that says so at the start waits its turn.
     begin="BEGIN IMMEDIATE",
