@@ -12,7 +12,7 @@ is put together from what each is encoded as, which is how msgpack encodes a lis
 from __future__ import annotations
 
 import marshal
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache
 from operator import is_
 from typing import Any
@@ -35,6 +35,9 @@ _FORMAT = 2
 
 #: What holds the parts of a message that can change.
 _CONTAINERS: frozenset[type] = frozenset({dict, list})
+
+#: What these may hold besides each other for a message to be remembered.
+_SCALARS = ATOMS - {bytes}
 
 
 class Encodings:
@@ -61,14 +64,15 @@ class Encodings:
             or not 0 < len(value) <= LONGEST
             or type(serde) is not JsonPlusSerializer
             or "dumps_typed" in vars(serde)
-            or not CLASSES.issuperset(map(type, value))
-            or self._is_new(value)
         ):
             return serde.dumps_typed(value)
-        codes = [self._code_of(message) or self._encoded(serde, message) for message in value]
+        messages = value.copy()  # a node may be adding to the list meanwhile
+        if not CLASSES.issuperset(map(type, messages)) or self._is_new(messages):
+            return serde.dumps_typed(value)
+        codes = [self._code_of(message) or self._encoded(serde, message) for message in messages]
         if not all(codes):
             return serde.dumps_typed(value)
-        return "msgpack", _header_of(len(value)) + b"".join(codes)
+        return "msgpack", _header_of(len(codes)) + b"".join(codes)
 
     def _is_new(self, messages: Sequence[BaseMessage]) -> bool:
         """Whether a list was just made or loaded, and may never be put again."""
@@ -90,13 +94,16 @@ class Encodings:
 
     def _encoded(self, serde: SerializerProtocol, message: BaseMessage) -> bytes:
         """A message as an item of a list; nothing, where the serde leaves msgpack for it."""
+        self._turn += 1
+        has_room = not self._old or self._turn % ONE_OF == 0  # as in `Copies`
+        # Looked at before and after: a node may be changing the message meanwhile.
+        encoding = encoding_of(message) if has_room else None
         tag, payload = serde.dumps_typed([message])
         if tag != "msgpack":
             return b""
         code = payload[1:]  # behind the header of a list of one
-        self._turn += 1
-        has_room = not self._old or self._turn % ONE_OF == 0  # as in `Copies`
-        if has_room and (encoding := encoding_of(message, code)) is not None:
+        if encoding is not None and encoding.holds(message):
+            encoding.code = code
             self._keep(encoding)
         return code
 
@@ -119,24 +126,25 @@ class Encoding:
 
     Args:
         message: the message, which is kept, so that no other one takes its place in memory.
-        code: its bytes as an item of a list.
-        values: of all its fields.
+        fields: all its fields.
         containers: those of them that can change, which are lists and dicts.
         held: what was in these, None where all were empty.
     """
 
-    __slots__ = ("_containers", "_held", "_values", "code", "message")
+    __slots__ = ("_class", "_containers", "_held", "_names", "_values", "code", "message")
 
     def __init__(
         self,
         message: BaseMessage,
-        code: bytes,
-        values: list[Any],
+        fields: Mapping[str, Any],
         containers: list[Any],
         held: bytes | None,
     ) -> None:
-        self.message, self.code = message, code
-        self._values, self._containers, self._held = values, containers, held
+        self.message, self._class = message, type(message)
+        self._names, self._values = list(fields), list(fields.values())
+        self._containers, self._held = containers, held
+        #: The message's bytes as an item of a list, once it has been encoded.
+        self.code = b""
 
     @property
     def weight(self) -> int:
@@ -148,7 +156,8 @@ class Encoding:
         fields = message.__dict__
         return (
             message is self.message
-            and len(fields) == len(self._values)
+            and type(message) is self._class
+            and list(fields) == self._names
             and all(map(is_, fields.values(), self._values))
             and not message.__pydantic_extra__
             and (not any(self._containers) if self._held is None else self._is_held())
@@ -161,16 +170,34 @@ class Encoding:
             return False
 
 
-def encoding_of(message: BaseMessage, code: bytes) -> Encoding | None:
+def encoding_of(message: BaseMessage) -> Encoding | None:
     """What is remembered of a message; None where it could change without being seen to."""
-    values = list(message.__dict__.values())
-    containers = [value for value in values if type(value) not in ATOMS]
+    fields = message.__dict__.copy()
+    containers = [value for value in fields.values() if type(value) not in ATOMS]
     if message.__pydantic_extra__ or message.__pydantic_private__ is not None:
         return None
     if not _CONTAINERS.issuperset(map(type, containers)):
         return None
     try:
         held = marshal.dumps(containers, _FORMAT) if any(containers) else None
-    except ValueError:  # they hold something else than plain data
+        is_plain = held is None or _is_plain(marshal.loads(held))
+    except (ValueError, RecursionError):  # they hold something else than plain data
         return None
-    return Encoding(message, code, values, containers, held)
+    return Encoding(message, fields, containers, held) if is_plain else None
+
+
+def _is_plain(values: Collection[Any]) -> bool:
+    """Whether nothing else has the same bytes as what marshal read.
+
+    It makes bytes of whatever has a buffer, such as an array, whose shape and type are not in them.
+    """
+    if _SCALARS.issuperset(map(type, values)):
+        return True
+    for value in values:
+        kind = type(value)
+        if kind is dict:
+            if not (_is_plain(value) and _is_plain(value.values())):
+                return False
+        elif kind not in _SCALARS and not (kind is list and _is_plain(value)):
+            return False
+    return True

@@ -9,8 +9,10 @@ from collections import OrderedDict, UserDict
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timezone
+from itertools import count
 from typing import Any
 
+import numpy
 import ormsgpack
 import pytest
 from builders import config, put, values_of
@@ -18,6 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from langchain_core.messages import (
     AIMessage,
+    AIMessageChunk,
     AnyMessage,
     BaseMessage,
     HumanMessage,
@@ -202,17 +205,83 @@ def objects() -> Iterator[Any]:
     yield ToolMessage("x", tool_call_id="1", artifact={"at": datetime.now(timezone.utc)})
     yield ToolMessage("x", tool_call_id="1", artifact={1, 2})
     yield ToolMessage("x", tool_call_id="1", artifact=HumanMessage("inner"))
+    yield ToolMessage("x", tool_call_id="1", artifact=numpy.arange(4))
+    yield ToolMessage("x", tool_call_id="1", artifact={"array": numpy.arange(4)})
+    yield ToolMessage("x", tool_call_id="1", artifact=[{"bytes": b"four"}])
 
 
-@pytest.mark.parametrize("message", objects(), ids=lambda message: type(message.artifact).__name__)
+@pytest.mark.parametrize("message", objects(), ids=lambda message: str(message.artifact))
 def test_what_holds_more_than_plain_data_is_always_encoded(message: Any) -> None:
     encodings, found = known(HumanMessage("before"), message)
     if isinstance(message.artifact, HumanMessage):
         message.artifact.content = "changed"
     elif isinstance(message.artifact, set):
         message.artifact.add(3)
+    elif isinstance(message.artifact, numpy.ndarray):
+        message.artifact.shape = (2, 2)  # whose bytes are the same
+    elif "array" in message.artifact:
+        message.artifact["array"] = message.artifact["array"].view("float64")
+    elif isinstance(message.artifact, list):
+        message.artifact[0]["bytes"] = numpy.frombuffer(b"four", "uint8")
     else:
         message.artifact["at"] = None
+    same(encodings, found)
+
+
+def another_class(message: Any) -> None:
+    message.__class__ = AIMessageChunk
+
+
+def fields_in_turn(message: Any) -> None:
+    """What two fields hold, each by the other's name and in its place."""
+    names = {"additional_kwargs": "response_metadata", "response_metadata": "additional_kwargs"}
+    turned = {names.get(name, name): value for name, value in message.__dict__.items()}
+    message.__dict__.clear()
+    message.__dict__.update(turned)
+
+
+@pytest.mark.parametrize("change", [another_class, fields_in_turn])
+def test_the_same_objects_may_be_another_message(change: Callable[[Any], None]) -> None:
+    message = AIMessage("a", additional_kwargs={"n": 1}, response_metadata={"n": 2})
+    encodings, found = known(message)
+    change(message)
+    same(encodings, found)
+
+
+#: What a node may do to a list and its first message while they are encoded.
+MEANWHILE: dict[str, Callable[[list[Any]], object]] = {
+    "a field": lambda found: setattr(found[0], "content", "changed"),
+    "an entry": lambda found: found[0].additional_kwargs.update(n=2),
+    "a message more": lambda found: found.append(HumanMessage("new")),
+    "a message less": lambda found: found.pop(),
+    "something else": lambda found: found.append("text"),
+}
+
+
+@pytest.mark.parametrize("change", MEANWHILE.values(), ids=MEANWHILE)
+@pytest.mark.parametrize("at", range(3))
+def test_what_changes_meanwhile(
+    change: Callable[[list[Any]], object], at: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encodings = Encodings()
+    found: list[Any] = [
+        HumanMessage(f"{number}", additional_kwargs={"n": number}) for number in range(3)
+    ]
+    same(encodings, found)
+    dumps, calls = JsonPlusSerializer.dumps_typed, count()
+
+    def interrupted(self: JsonPlusSerializer, value: Any) -> tuple[str, bytes]:
+        encoded = dumps(self, value)
+        if next(calls) == at:
+            change(found)
+        return encoded
+
+    monkeypatch.setattr(JsonPlusSerializer, "dumps_typed", interrupted)
+    before = found.copy()
+    read = SERDE.loads_typed(encodings.dumps(SERDE, found))
+    assert len(read) == 3
+    assert read[1:] == before[1:]
+    monkeypatch.undo()
     same(encodings, found)
 
 
