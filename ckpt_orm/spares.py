@@ -7,7 +7,7 @@ listens to them or needs one of them, and none of them had to be looked at, or r
 from __future__ import annotations
 
 from types import TracebackType
-from typing import Any, cast
+from typing import Any
 
 from sqlalchemy import Connection, Engine
 from sqlalchemy.pool import QueuePool
@@ -28,7 +28,7 @@ class Spares:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._idle: list[Connection] = []
+        self._idle: list[Loan] = []
         self.renew()
         after_fork(self)
 
@@ -38,13 +38,19 @@ class Spares:
 
     def connect(self) -> Loan:
         """A connection for the length of a block."""
-        try:
-            return Loan(self, self._idle.pop())
-        except IndexError:
-            return Loan(self, self._engine.connect())
+        pool: Any = self._engine.pool
+        return self._kept() or Loan(self, self._engine.connect(), pool)
 
-    def take_back(self, conn: Connection) -> None:
+    def _kept(self) -> Loan | None:
+        # Not looked at first: another thread may take the last one in between.
+        try:
+            return self._idle.pop()
+        except IndexError:
+            return None
+
+    def take_back(self, loan: Loan) -> None:
         """Keep a connection, whatever transaction it is in rolled back, or give it to the pool."""
+        conn, pool = loan.conn, loan.pool
         if conn.in_transaction():
             conn.rollback()
         driver: Any = conn.connection.driver_connection
@@ -52,17 +58,19 @@ class Spares:
             driver.rollback()
         # What a transaction of several statements has needed is set back by the pool. And whoever
         # waits for the pool to have one again is woken by the pool only.
-        pool = cast("QueuePool", self._engine.pool)
         is_as_it_was = "isolation_level" not in conn.get_execution_options()
-        if is_as_it_was and len(self._idle) < MOST and pool.checkedout() < pool.size():
-            self._idle.append(conn)
+        if pool is not self._engine.pool:
+            conn.detach()  # the saver was closed meanwhile: so is the connection
+            conn.close()
+        elif is_as_it_was and len(self._idle) < MOST and pool.checkedout() < pool.size():
+            self._idle.append(loan)
         else:
             conn.close()
 
     def dispose(self) -> None:
         """Close those that are kept."""
-        while self._idle:
-            self._idle.pop().close()
+        while (loan := self._kept()) is not None:
+            loan.conn.close()
 
 
 def spares_of(engine: Engine) -> Spares | None:
@@ -72,15 +80,15 @@ def spares_of(engine: Engine) -> Spares | None:
 
 
 class Loan:
-    """A connection that is lent."""
+    """A connection that is lent, and the pool it came from."""
 
-    __slots__ = ("_conn", "_spares")
+    __slots__ = ("_spares", "conn", "pool")
 
-    def __init__(self, spares: Spares, conn: Connection) -> None:
-        self._spares, self._conn = spares, conn
+    def __init__(self, spares: Spares, conn: Connection, pool: QueuePool) -> None:
+        self._spares, self.conn, self.pool = spares, conn, pool
 
     def __enter__(self) -> Connection:
-        return self._conn
+        return self.conn
 
     def __exit__(
         self,
@@ -89,7 +97,7 @@ class Loan:
         traceback: TracebackType | None,
     ) -> None:
         if kind is None:
-            self._spares.take_back(self._conn)
+            self._spares.take_back(self)
         else:
-            self._conn.close()  # in whatever state it is, which the pool ends
+            self.conn.close()  # in whatever state it is, which the pool ends
             self._spares.dispose()  # they may have lost the same server

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from itertools import count
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -94,6 +97,41 @@ def test_a_saver_that_was_closed_goes_on(saver: SQLAlchemySaver) -> None:
     assert pool_of(saver).checkedout() == 0
     put(saver, "t", {"n": 2})
     assert values_of(saver, config("t")) == {"n": 2}
+
+
+def test_one_that_is_in_use_when_the_saver_is_closed_is_not_kept(saver: SQLAlchemySaver) -> None:
+    put(saver, "t", {"n": 1})
+    runner: Any = saver._runner
+    with runner._spares.connect():
+        saver.close()
+    assert not runner._spares._idle
+    put(saver, "t", {"n": 2})
+    assert len(runner._spares._idle) == 1
+
+
+def test_threads_may_close_what_is_kept_at_once(saver: SQLAlchemySaver) -> None:
+    runner: Any = saver._runner
+    spares = runner._spares
+    code = spares.dispose.__func__.__code__
+
+    def take_one(frame: FrameType, event: str, _: Any) -> Any:
+        """Another thread, which has its turn before each line."""
+        if frame.f_code is code and event == "line" and spares._idle:
+            spares._idle.pop().conn.close()
+        return take_one
+
+    for number in (1, 2):
+        with ExitStack() as stack:
+            for _ in range(number):
+                stack.enter_context(spares.connect())
+        assert len(spares._idle) == number
+        before = sys.gettrace()
+        sys.settrace(take_one)
+        try:
+            spares.dispose()
+        finally:
+            sys.settrace(before)
+        assert not spares._idle
 
 
 def test_a_child_process_has_connections_of_its_own(database_url: URL) -> None:
