@@ -81,8 +81,10 @@ def create(url: str | URL, pooler: str | None = None, **kwargs: Any) -> Engine |
     kwargs["connect_args"] = arguments
     options = kwargs["execution_options"] = {**kwargs.get("execution_options", {})}
     options[KEEPS] = not POOLING & kwargs.keys()
-    if url.get_backend_name() == "postgresql" and "isolation_level" not in kwargs:
-        # Nearly all operations are single statements; otherwise each would set and reset it.
+    levels = {"isolation_level", "pool"} & (kwargs.keys() | options.keys())
+    if url.get_backend_name() == "postgresql" and not levels:
+        # Nearly all operations are single statements; otherwise each would set and reset it. A pool
+        # that is given may hold connections which were made before, of another level.
         kwargs["isolation_level"] = "AUTOCOMMIT"
         options[AUTOCOMMITS] = True
     if in_memory(url) and "poolclass" not in kwargs:

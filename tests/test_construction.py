@@ -10,13 +10,13 @@ import pickle
 import subprocess
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Annotated, Any, TypedDict
 
 import pytest
-from builders import checkpoint, config, put, values_of
+from builders import checkpoint, config, put, values_of, version
 from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from langgraph.graph import END, START, StateGraph
@@ -97,6 +97,33 @@ def test_an_async_url_serves_async_calls(url_of: UrlOf, driver: str) -> None:
                 saver.get_tuple(config("t"))
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("driver", ["postgresql", *ASYNC_DRIVERS])
+@pytest.mark.parametrize("level", ["SERIALIZABLE", "AUTOCOMMIT"])
+@pytest.mark.parametrize("in_options", [False, True])
+def test_an_isolation_level_may_be_given(
+    url_of: UrlOf, driver: str, level: str, in_options: bool
+) -> None:
+    """In either place where an engine takes one."""
+    given = {"isolation_level": level}
+    arguments: dict[str, Any] = {"execution_options": given} if in_options else given
+
+    async def on_a_saver(call: Callable[[Any], Awaitable[Any]]) -> Any:
+        async with SQLAlchemySaver.from_url(url_of(driver), **arguments) as saver:
+            return await call(saver)
+
+    async def store(saver: SQLAlchemySaver) -> None:
+        await saver.asetup()
+        versions = {"log": version()}
+        stored = checkpoint({"log": [1]}, versions)
+        at = await saver.aput(config("t"), stored, {}, versions)
+        await saver.aput_writes(at, [("log", 2)], "task")
+
+    asyncio.run(on_a_saver(store))
+    found = asyncio.run(on_a_saver(lambda saver: saver.aget_tuple(config("t"))))
+    assert found.checkpoint["channel_values"] == {"log": [1]}
+    assert found.pending_writes == [("task", "log", 2)]
 
 
 @pytest.mark.parametrize("url", MEMORY_URLS)
