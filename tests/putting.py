@@ -47,7 +47,7 @@ def rounds(url: str) -> None:
             for number in count():
                 print(put_one(saver, line.strip(), number), flush=True)
         os.waitpid(pid, 0)
-        print("over", flush=True)
+        print("\nover", flush=True)  # behind a line of which only a part may be written
 
 
 if __name__ == "__main__":
