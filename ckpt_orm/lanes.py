@@ -14,8 +14,8 @@ one of a batch, all of which is executed again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import lru_cache
 from operator import itemgetter, methodcaller
 from types import TracebackType
@@ -51,34 +51,55 @@ TOGETHER = "ckpt_orm_together"
 PIPELINES = {"psycopg", "psycopg_async"}
 
 
-@contextmanager
-def pipelined(conn: Connection, st: Statements) -> Iterator[None]:
+def pipelined(conn: Connection, st: Statements) -> AbstractContextManager[Any]:
     """Wait for the results of all statements at the end, where driver and libpq can."""
-    if conn.dialect.driver not in PIPELINES or not _is_clear(conn, st) or not _has_pipelines():
-        yield
-        return
-    driver: Any = conn.connection.driver_connection
-    pipeline = driver.pipeline()
-    try:
-        with _of_greenlet(pipeline) if conn.dialect.is_async else pipeline:
-            yield
-    except conn.dialect.loaded_dbapi.Error as error:
+    can = conn.dialect.driver in PIPELINES and _is_clear(conn, st) and _has_pipelines()
+    return _Pipelined(conn) if can else nullcontext()
+
+
+class _Pipelined:
+    """A pipeline of the driver's.
+
+    Not a generator: in a child process those of other threads are ended, and what they do then
+    would be done to the parent's connection.
+    """
+
+    __slots__ = ("_conn", "_driver", "_pipeline")
+
+    def __init__(self, conn: Connection) -> None:
+        self._conn = conn
+        driver: Any = conn.connection.driver_connection
+        self._driver, self._pipeline = driver, driver.pipeline()
+
+    def __enter__(self) -> None:
+        if self._conn.dialect.is_async:
+            await_only(self._pipeline.__aenter__())
+        else:
+            self._pipeline.__enter__()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        dialect = self._conn.dialect
+        driver_error = dialect.loaded_dbapi.Error
+        try:
+            if dialect.is_async:
+                await_only(self._pipeline.__aexit__(kind, error, traceback))
+            else:
+                self._pipeline.__exit__(kind, error, traceback)
+        except driver_error as failed:
+            self._give_up(failed)
+            raise
+        if isinstance(error, driver_error):
+            self._give_up(error)
+
+    def _give_up(self, error: Any) -> None:
         # Core sees no result of a pipeline, and would give the pool back what is closed.
-        if conn.dialect.is_disconnect(error, driver, None):
-            conn.invalidate(error)
-        raise
-
-
-@contextmanager
-def _of_greenlet(pipeline: Any) -> Iterator[None]:
-    """An asynchronous context, as a synchronous one."""
-    await_only(pipeline.__aenter__())
-    try:
-        yield
-    except BaseException as error:
-        await_only(pipeline.__aexit__(type(error), error, error.__traceback__))
-        raise
-    await_only(pipeline.__aexit__(None, None, None))
+        if self._conn.dialect.is_disconnect(error, self._driver, None):
+            self._conn.invalidate(error)
 
 
 def _has_pipelines() -> bool:

@@ -16,6 +16,7 @@ from typing import Any, Literal, ParamSpec, TypeVar, cast
 
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError
+from sqlalchemy.pool import Pool
 from tenacity import (
     AsyncRetrying,
     Retrying,
@@ -32,10 +33,12 @@ from ckpt_orm.engines import (
     GivenEngine,
     LoopEngines,
     check_shareable,
+    in_memory,
     is_prepared,
 )
 from ckpt_orm.errors import InvalidConfig, WrongEngine
 from ckpt_orm.failures import is_missing, passes, translated
+from ckpt_orm.forks import after_fork
 from ckpt_orm.logs import Logs, Shelf
 from ckpt_orm.models import Models
 from ckpt_orm.operations import Access, Operation
@@ -104,6 +107,19 @@ class Runner:
             raise InvalidConfig(f"growth={growth!r} is not known: use 'append', 'whole' or None")
         dialect = self.statements.dialect
         self.logs = Logs(Shelf(dialect.fold, dialect.grows_from, _GROWS[growth]))
+        self._parents: list[Pool] = []
+        after_fork(self)
+
+    def renew(self) -> None:
+        """Leave a parent's connections to it: in a child they are neither used nor closed.
+
+        What an application's own engine does in a child is the application's. A database in memory
+        is its connection, of which the child has a copy.
+        """
+        engine = self.engine
+        if engine is not None and self._owned and not in_memory(engine.url):
+            self._parents.append(engine.pool)
+            engine.dispose(close=False)
 
     def run(self, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Run an operation on the sync engine, in this thread.

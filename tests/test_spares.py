@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from itertools import count
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 from builders import config, put, values_of
@@ -197,3 +200,38 @@ def test_what_a_transaction_has_changed_is_not_kept(postgres_url: URL) -> None:
             assert values_of(saver, put(saver, "t", {"n": number})) == {"n": number}
             with runner._spares.connect() as connection:
                 assert connection.connection.driver_connection.autocommit
+
+
+def test_a_child_that_is_made_while_threads_store(database_url: URL) -> None:
+    """It leaves their connections alone, those in the pool too, and stores by its own."""
+    stop = threading.Event()
+
+    def store(saver: SQLAlchemySaver, name: str) -> int:
+        number = 0
+        while not stop.is_set():
+            number += 1
+            put(saver, name, {"n": number, "list": ["x" * 100] * (number % 80)})
+            assert values_of(saver, config(name))["n"] == number
+            time.sleep(0.01)  # a SQLite file is free now and then for another process
+        return number
+
+    def child(saver: SQLAlchemySaver) -> NoReturn:
+        signal.alarm(20)  # one that waits for ever ends nevertheless
+        with suppress(BaseException):
+            put(saver, "child", {"n": 1})
+            os._exit(values_of(saver, config("child")) != {"n": 1})
+        os._exit(2)
+
+    with SQLAlchemySaver.from_url(database_url) as saver, ThreadPoolExecutor(6) as pool:
+        saver.setup()
+        stored = [pool.submit(store, saver, f"t{number}") for number in range(6)]
+        try:
+            for _ in range(4):
+                time.sleep(0.1)
+                pid = os.fork()
+                if pid == 0:
+                    child(saver)
+                assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        finally:
+            stop.set()
+        assert all(future.result() > 1 for future in stored)

@@ -210,7 +210,10 @@ def objects() -> Iterator[Any]:
     yield ToolMessage("x", tool_call_id="1", artifact=[{"bytes": b"four"}])
 
 
-@pytest.mark.parametrize("message", objects(), ids=lambda message: str(message.artifact))
+OBJECTS = ["a time", "a set", "a message", "an array", "an array inside", "bytes inside"]
+
+
+@pytest.mark.parametrize("message", objects(), ids=OBJECTS)
 def test_what_holds_more_than_plain_data_is_always_encoded(message: Any) -> None:
     encodings, found = known(HumanMessage("before"), message)
     if isinstance(message.artifact, HumanMessage):
