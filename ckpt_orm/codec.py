@@ -320,10 +320,10 @@ _READERS = frozenset({"msgpack", "msgpack" + ZSTD})
 def _problem(tag: Any, error: Exception) -> str:
     """Why a payload cannot be read."""
     why = str(error) if isinstance(error, DamagedFrame) else type(error).__name__
-    return (
-        f"the serde cannot read its payload of type {tag!r} ({why}); "
-        "if serde or key were changed, read it with those it was written with"
-    )
+    remedy = "if serde or key were changed, read it with those it was written with"
+    if str(tag).endswith(ZSTD) and isinstance(error, NotImplementedError):
+        remedy = "it is compressed: give the saver serde=ckpt_orm.compression.compressed()"
+    return f"the serde cannot read its payload of type {tag!r} ({why}); {remedy}"
 
 
 def ordered(writes: Sequence[FoundWrite]) -> list[FoundWrite]:

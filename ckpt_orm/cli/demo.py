@@ -39,9 +39,10 @@ from ckpt_orm.models import Checkpoint, CheckpointWrite
 DEFAULT_URL = "sqlite:///ckpt_orm_demo.db"
 
 CONTENTS = (
-    "checkpoints        a row per superstep: ids, versions, small values",
-    "checkpoint_blobs   a row per changed channel: the other values",
-    "checkpoint_writes  a row per write of a task: results, questions, answers",
+    "checkpoints          a row per superstep: ids, versions, small values",
+    "checkpoint_blobs     a row per changed channel: the other values",
+    "checkpoint_writes    a row per write of a task: results, questions, answers",
+    "checkpoint_segments  what a value grew by, of those that grow",
 )
 
 #: The superstep after both searches, where the fork begins; and what it may spend.
@@ -135,7 +136,7 @@ class Story:
         url = make_url(self.url).set(query={})
         self.title("Setup")
         self.say("database", url.render_as_string(hide_password=True))
-        for label, line in zip(("tables", "", ""), CONTENTS, strict=True):
+        for label, line in zip(("tables", "", "", ""), CONTENTS, strict=True):
             self.say(label, line)
         self.say("thread", self.seen.thread)
 
