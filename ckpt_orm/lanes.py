@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import lru_cache
-from operator import itemgetter, methodcaller
+from operator import itemgetter
 from types import TracebackType
 from typing import Any, NamedTuple, cast
 
@@ -60,8 +60,8 @@ def pipelined(conn: Connection, st: Statements) -> AbstractContextManager[Any]:
 class _Pipelined:
     """A pipeline of the driver's.
 
-    Not a generator: in a child process those of other threads are ended, and what they do then
-    would be done to the parent's connection.
+    Not a generator, which does something still when it is left behind, as those of other threads
+    are in a child process: that would be done to the parent's connection.
     """
 
     __slots__ = ("_conn", "_driver", "_pipeline")
@@ -129,9 +129,8 @@ def execute(
 ) -> Sequence[Any]:
     """Execute a constant; the rows it returns, as tuples."""
     if _is_clear(conn, st) and (compiled := _compiled(conn.dialect, statement)).is_plain:
-        rows = _fetched if compiled.returns_rows else _nothing
         try:
-            return cast("Sequence[Any]", _execute_directly(conn, compiled, params, rows))
+            return _execute_directly(conn, compiled, params)
         except conn.dialect.loaded_dbapi.Error as error:
             _tell(conn, st, statement, error)
     result = conn.execute(statement, params)
@@ -233,8 +232,8 @@ def _is_clear(conn: Connection, st: Statements, events: Sequence[str] = EVENTS) 
 
 
 def _execute_directly(
-    conn: Connection, compiled: Compiled, params: Mapping[str, Any], found: Callable[[Any], Any]
-) -> Any:
+    conn: Connection, compiled: Compiled, params: Mapping[str, Any]
+) -> Sequence[Any]:
     given = compiled.parameters(params)  # in the caller's context, which a coroutine does not have
     cursor: Any = conn.connection.cursor()
     try:
@@ -243,7 +242,7 @@ def _execute_directly(
         if conn.dialect.name == "postgresql":
             cursor.format = BINARY
         cursor.execute(compiled.text, given)
-        return found(cursor)
+        return cast("Sequence[Any]", cursor.fetchall()) if compiled.returns_rows else ()
     finally:
         cursor.close()
 
@@ -256,14 +255,6 @@ async def _executed(cursor: Any, compiled: Compiled, given: Any) -> Sequence[Any
     cursor.format = BINARY
     await cursor.execute(compiled.text, given)
     return cast("Sequence[Any]", await cursor.fetchall()) if compiled.returns_rows else ()
-
-
-#: What is asked of a cursor when it has executed.
-_fetched = methodcaller("fetchall")
-
-
-def _nothing(cursor: Any) -> Sequence[Any]:
-    return ()
 
 
 @lru_cache(maxsize=1024)

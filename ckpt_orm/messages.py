@@ -16,7 +16,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from sys import getsizeof
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
 from langchain_core.messages import (
@@ -146,6 +146,54 @@ def _reader_of(serde: JsonPlusSerializer) -> JsonPlusSerializer:
     return reader
 
 
+class Weighed(Protocol):
+    """What takes memory."""
+
+    @property
+    def weight(self) -> int:
+        """About how many bytes."""
+
+
+K = TypeVar("K")
+W = TypeVar("W", bound=Weighed)
+
+
+class Lately(Generic[K, W]):
+    """What was used lately, as far as it fits into so many bytes.
+
+    In two halves, the older of which is dropped when the newer one is full. Safe in threads without
+    a lock: at worst something is dropped too early.
+    """
+
+    def __init__(self, most_bytes: int) -> None:
+        self._half = most_bytes // 2
+        self._new: dict[K, W] = {}
+        self._old: dict[K, W] = {}
+        self._size = self._turn = 0
+
+    def __len__(self) -> int:
+        return len(self._new) + len(self._old)
+
+    def get(self, key: K) -> W | None:
+        """What is kept under a key."""
+        found = self._new.get(key)
+        if found is None and (found := self._old.get(key)) is not None:
+            self.keep(key, found)
+        return found
+
+    def has_room(self) -> bool:
+        """Whether one more is to be kept: each until something had to be dropped, then few."""
+        self._turn += 1
+        return not self._old or self._turn % ONE_OF == 0
+
+    def keep(self, key: K, found: W) -> None:
+        """Keep something, as used last."""
+        self._new[key] = found
+        self._size += found.weight
+        if self._size > self._half:
+            self._old, self._new, self._size = self._new, {}, 0
+
+
 class Copies:
     """Stands before a serde's hook, and copies the messages that this has made before.
 
@@ -158,35 +206,23 @@ class Copies:
     """
 
     def __init__(self, hook: Hook, most_bytes: int = MOST_BYTES) -> None:
-        self._hook, self._half = hook, most_bytes // 2
+        self._hook = hook
         self._seen: set[int] = set()
-        # Two halves, the older of which is dropped when the newer one is full.
-        self._new: dict[bytes, Mold] = {}
-        self._old: dict[bytes, Mold] = {}
-        self._size = self._turn = 0
+        self._molds: Lately[bytes, Mold] = Lately(most_bytes)
 
     def made(self, code: int, data: bytes) -> Any:
         """What the serde makes of an extension of msgpack."""
         if code != _MODEL or len(data) > LONGEST:
             return self._hook(code, data)
-        mold = self._new.get(data)
+        mold = self._molds.get(data)
         if mold is not None:
-            return mold.cast()
-        mold = self._old.get(data)
-        if mold is not None:
-            self._keep(data, mold)
             return mold.cast()
         value = self._hook(code, data)
         # To keep a message costs as much as to decode it: not for what may never be read again.
-        is_kept = self._is_known(hash(data)) and self._has_room()
+        is_kept = self._is_known(hash(data)) and self._molds.has_room()
         if is_kept and (mold := mold_of(value, data)) is not None:
-            self._keep(data, mold)
+            self._molds.keep(data, mold)
         return value
-
-    def _has_room(self) -> bool:
-        """Whether one more is to be kept: each until something had to be dropped, then few."""
-        self._turn += 1
-        return not self._old or self._turn % ONE_OF == 0
 
     def _is_known(self, digest: int) -> bool:
         """Whether it was asked before."""
@@ -196,12 +232,6 @@ class Copies:
             self._seen = set()
         self._seen.add(digest)
         return False
-
-    def _keep(self, data: bytes, mold: Mold) -> None:
-        self._new[data] = mold
-        self._size += mold.weight
-        if self._size > self._half:
-            self._old, self._new, self._size = self._new, {}, 0
 
 
 class Mold:
