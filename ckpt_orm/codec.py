@@ -51,10 +51,11 @@ from ckpt_orm.rows import (
     Segments,
     Write,
     WriteRows,
-    check_channels,
     check_key,
     check_keys,
+    check_put,
     key_of,
+    named_by,
     version_key,
 )
 from ckpt_orm.unchanged import Encodings
@@ -98,18 +99,16 @@ class Codec:
         new_versions: ChannelVersions,
     ) -> PutRows:
         """The rows of a checkpoint; `config` names its parent. No blob is compressed yet."""
-        parent = key_of(config)
-        key = parent._replace(checkpoint_id=str(checkpoint["id"]))
-        check_key(*key)
-        check_channels(key, checkpoint, new_versions)
+        parent = named_by(config)
+        key = check_put(parent, checkpoint, new_versions)
         inline, blobs = self._split(checkpoint, new_versions)
-        versions = checkpoint["channel_versions"].items()
+        versions = checkpoint["channel_versions"]
         document = documents.dump(
             checkpoint,
             self._pack,
             # These two are what SQL looks into: never packed, and keyed by plain strings.
             channel_values=inline,
-            channel_versions={str.__str__(channel): version for channel, version in versions},
+            channel_versions=dict(zip(map(str.__str__, versions), versions.values(), strict=True)),
         )
         about = get_serializable_checkpoint_metadata(config, metadata)
         return PutRows(
@@ -129,22 +128,19 @@ class Codec:
         blobs: list[Blob] = []
         for name, value in values.items():
             channel = str.__str__(name)  # which may be a member of a str enumeration
-            if channel in new_versions:
-                version: str | int | float | None = new_versions[channel]
-            else:
-                version = versions.get(channel)
             small = documents.fits(value)
-            is_long = type(value) is str and len(value) >= THRESHOLD
-            if isinstance(value, _DeltaSnapshot):
-                inline[channel] = True  # the official saver's mark; the blob wins when it is read
-            elif small and self.inlines and not is_long:
+            if small and self.inlines and not (type(value) is str and len(value) >= THRESHOLD):
                 inline[channel] = value
                 continue
+            if isinstance(value, _DeltaSnapshot):
+                inline[channel] = True  # the official saver's mark; the blob wins when it is read
+            is_new = channel in new_versions
+            version: str | int | float | None = (new_versions if is_new else versions).get(channel)
             # A small value cannot have changed since its version, and where another serde had
             # inlined it there is no blob yet: write it again, the row that exists stays.
             if version is None:
                 inline[channel] = documents.packed(value, self._pack)
-            elif channel in new_versions or small:
+            elif is_new or small:
                 blobs.append(self._blob(channel, version, value))
         blobs.extend(
             Blob(str.__str__(channel), version_key(version), EMPTY, None, None)

@@ -114,32 +114,34 @@ def plain(document: Mapping[Any, Any], pack: Pack) -> dict[str, Any]:
 
 def dump(document: Mapping[Any, Any], pack: Pack, **ready: Any) -> str:
     """The JSON text of a mapping, `ready` being entries as JSON holds them; `load` reverses it."""
-    text = exact({**document, **ready})
+    text = exact(document, ready)
     if text is None:
         text = encode(plain({**document, **dict.fromkeys(ready)}, pack) | ready)
     return text
 
 
-def exact(document: Mapping[Any, Any]) -> str | None:
+def exact(document: Mapping[Any, Any], ready: Mapping[str, Any]) -> str | None:
     """The JSON text of a mapping where it holds all of it, None where something must be packed.
 
     The rule of this file without making a copy first; what is in strings is told by the text.
     """
+    rest = {name: document[name] for name in document if name not in ready}
     try:
-        text = _ENCODER.encode(document) if _holds(document) else None
+        text = _ENCODER.encode({**document, **ready}) if _holds(rest) else None
     except Exception:  # whatever a value that JSON cannot hold makes of it
         return None
-    if text is None or "__ckpt_orm" in text or not fits_text(text):
+    if text is None or not fits_text(text):
         return None
     # Looked for in two steps: versions, full of zeros, would be compared at each of them.
-    return None if "\\u" in text and "\\u0000" in text else text
+    return None if "\\" in text and "\\u0000" in text else text
 
 
 def _holds(value: Any) -> bool:
     """Whether JSON holds a value, but for what is in its strings."""
     kind = type(value)
     if kind is dict:
-        return _NAMES.issuperset(map(type, value)) and _all_hold(value.values())
+        is_named = _NAMES.issuperset(map(type, value)) and _RESERVED.isdisjoint(value)
+        return is_named and _all_hold(value.values())
     return _all_hold(value) if kind is list else kind is str or fits(value)
 
 
@@ -149,6 +151,9 @@ def _all_hold(values: Collection[Any]) -> bool:
 
 #: The type of names, and the types of what JSON holds whatever the value.
 _NAMES, _WORDS = frozenset({str}), frozenset({str, bool, type(None)})
+
+#: Names with a meaning of their own.
+_RESERVED = frozenset({PACKED, ENTRIES})
 
 
 def load(text: str, unpack: Unpack) -> dict[str, Any]:

@@ -186,6 +186,17 @@ def key_of(config: RunnableConfig) -> Key:
     Raises:
         InvalidConfig: without a thread_id, or with an id that no key column can hold.
     """
+    key = named_by(config)
+    check_key(*key)
+    return key
+
+
+def named_by(config: RunnableConfig) -> Key:
+    """As `key_of`, for a caller who checks the ids together with others.
+
+    Raises:
+        InvalidConfig: without a thread_id.
+    """
     configurable = config.get("configurable") or {}
     thread_id = configurable.get("thread_id")
     if thread_id is None:
@@ -193,13 +204,11 @@ def key_of(config: RunnableConfig) -> Key:
             "config['configurable']['thread_id'] is missing: name the thread to load or to save"
         )
     checkpoint_id = configurable.get("checkpoint_id")
-    key = Key(
+    return Key(
         str(thread_id),
         str(configurable.get("checkpoint_ns") or ""),
         str(checkpoint_id) if checkpoint_id else None,
     )
-    check_key(*key)
-    return key
 
 
 def check_key(*columns: str | None) -> None:
@@ -264,18 +273,30 @@ def version_key(version: str | int | float) -> str:
     return text
 
 
-def check_channels(key: Key, checkpoint: Checkpoint, new_versions: ChannelVersions) -> None:
-    """Refuse a channel or version that the row of a blob could not be keyed by.
+def check_put(parent: Key, checkpoint: Checkpoint, new_versions: ChannelVersions) -> Key:
+    """The key of a checkpoint, if its rows and those of its blobs have keys that can be stored.
 
     Raises:
         InvalidConfig: as `check_key` and `version_key` do, and for a reserved name.
     """
-    without_version: ChannelVersions = dict.fromkeys(checkpoint["channel_values"], "")
-    every = {**without_version, **checkpoint["channel_versions"], **new_versions}
+    key = parent._replace(checkpoint_id=str(checkpoint["id"]))
+    values, every = checkpoint["channel_values"], checkpoint["channel_versions"]
+    if not (values.keys() <= every.keys() and new_versions.items() <= every.items()):
+        every = {**dict.fromkeys(values, ""), **every, **new_versions}
     for name in (documents.PACKED, documents.ENTRIES):
         if name in every:
             raise InvalidConfig(f"a channel cannot be named {name!r}: rename it")
-    versions = (
-        version if type(version) is str else version_key(version) for version in every.values()
-    )
-    check_keys((key.thread_id, key.checkpoint_ns), *zip(every, versions, strict=True))
+    versions = every.values()
+    if not _TEXT.issuperset(map(type, versions)):
+        versions = [version_key(version) for version in versions]
+    # What fits into one row all together, as nearly always, fits into a row each.
+    if _size_of((*key, parent.checkpoint_id, *every, *versions)) > MAX_KEY_BYTES:
+        check_key(*parent)
+        check_key(*key)
+        for row in zip(every, versions, strict=True):
+            check_key(key.thread_id, key.checkpoint_ns, *row)
+    return key
+
+
+#: The type of what is text already.
+_TEXT = frozenset({str})

@@ -24,7 +24,10 @@ from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
 from ckpt_orm.messages import ATOMS, CLASSES, MOST_BYTES, MOST_SEEN, Lately
 
-#: A longer list is encoded as a whole: what is known would not hold it.
+#: A shorter list is encoded as a whole, which takes less than to look at its messages.
+SHORTEST = 16
+
+#: So is a longer one: what is known would not hold it.
 LONGEST = 4096
 
 #: What a message takes besides its text, once decoded and once encoded.
@@ -47,9 +50,11 @@ class Encodings:
 
     Args:
         most_bytes: about how much memory is kept, the least lately used dropped.
+        shortest: the length, 1 or more, from which on a list is looked at.
     """
 
-    def __init__(self, most_bytes: int = MOST_BYTES) -> None:
+    def __init__(self, most_bytes: int = MOST_BYTES, shortest: int = SHORTEST) -> None:
+        self._shortest = shortest
         self._seen: set[int] = set()
         self._known: Lately[int, Encoding] = Lately(most_bytes)
 
@@ -57,7 +62,7 @@ class Encodings:
         """What `serde.dumps_typed` returns."""
         if (
             type(value) is not list
-            or not 0 < len(value) <= LONGEST
+            or not self._shortest <= len(value) <= LONGEST
             or type(serde) is not JsonPlusSerializer
             or "dumps_typed" in vars(serde)
         ):

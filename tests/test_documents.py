@@ -72,4 +72,4 @@ def test_in_one_go_as_value_by_value(document: dict[Any, Any]) -> None:
 
 def test_what_json_holds_goes_in_one() -> None:
     document = {"v": 4, "seen": {"node": {"a": "1"}}, "x": 0.5, "é": [None, True, -7]}
-    assert documents.exact(document) == documents.encode(document)
+    assert documents.exact(document, {}) == documents.encode(document)

@@ -32,7 +32,7 @@ from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from sqlalchemy import URL
 
 from ckpt_orm import SQLAlchemySaver
-from ckpt_orm.unchanged import Encodings
+from ckpt_orm.unchanged import SHORTEST, Encodings
 
 SERDE = JsonPlusSerializer()
 
@@ -103,7 +103,7 @@ def same(encodings: Encodings, messages: list[Any]) -> None:
 
 @given(st.data())
 def test_any_history_of_a_list_is_encoded_as_the_serde_does(data: st.DataObject) -> None:
-    encodings = Encodings(most_bytes=data.draw(st.sampled_from([15_000, 1_000_000])))
+    encodings = Encodings(data.draw(st.sampled_from([15_000, 1_000_000])), shortest=1)
     messages: list[Any] = data.draw(st.lists(MESSAGES, min_size=1, max_size=5))
     for _ in range(data.draw(st.integers(2, 12))):
         same(encodings, messages)
@@ -123,7 +123,7 @@ def test_any_history_of_a_list_is_encoded_as_the_serde_does(data: st.DataObject)
 
 def known(*messages: Any) -> tuple[Encodings, list[Any]]:
     """Messages that were encoded often enough to be known."""
-    encodings, found = Encodings(), list(messages)
+    encodings, found = Encodings(shortest=1), list(messages)
     for _ in range(3):
         same(encodings, found)
     return encodings, found
@@ -194,7 +194,7 @@ def test_what_msgpack_cannot_hold_is_pickled_whole() -> None:
 
 @pytest.mark.parametrize("number", [1, 15, 16, 17, 70_000])
 def test_lists_of_any_length_have_the_serdes_header(number: int) -> None:
-    encodings = Encodings()
+    encodings = Encodings(shortest=1)
     messages = [HumanMessage("x")] * number
     for _ in range(3):
         same(encodings, messages)
@@ -266,7 +266,7 @@ MEANWHILE: dict[str, Callable[[list[Any]], object]] = {
 def test_what_changes_meanwhile(
     change: Callable[[list[Any]], object], at: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    encodings = Encodings()
+    encodings = Encodings(shortest=1)
     found: list[Any] = [
         HumanMessage(f"{number}", additional_kwargs={"n": number}) for number in range(3)
     ]
@@ -317,6 +317,14 @@ def test_what_is_known_is_not_encoded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert asked == [[third], [second]]
 
 
+def test_a_short_list_is_left_to_the_serde(monkeypatch: pytest.MonkeyPatch) -> None:
+    encodings, messages = Encodings(), [HumanMessage("a")] * (SHORTEST - 1)
+    asked = calls_of(monkeypatch)
+    for _ in range(3):
+        encodings.dumps(SERDE, messages)
+    assert asked == [messages] * 3
+
+
 def test_another_serde_is_asked_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
     message = HumanMessage("a")
     encodings, found = known(message)
@@ -343,7 +351,7 @@ def test_no_more_is_kept_than_it_is_told(calls: int) -> None:
             encodings.dumps(SERDE, messages)
 
     most = 2_000_000
-    encodings = Encodings(most)
+    encodings = Encodings(most, shortest=1)
     keep(encodings, 0)
     tracemalloc.start()
     try:
@@ -357,7 +365,7 @@ def test_no_more_is_kept_than_it_is_told(calls: int) -> None:
 
 
 def test_threads_may_encode_at_once() -> None:
-    encodings = Encodings(most_bytes=50_000)
+    encodings = Encodings(50_000, shortest=1)
     messages: list[AnyMessage] = [HumanMessage(f"{n}" * 40) for n in range(60)]
     expected = {n: SERDE.dumps_typed(messages[n:]) for n in range(50)}
     with ThreadPoolExecutor(8) as pool:
@@ -369,6 +377,7 @@ def test_a_saver_stores_what_a_node_has_changed_in_place(sqlite_url: URL) -> Non
     with SQLAlchemySaver.from_url(sqlite_url) as saver:
         saver.setup()
         messages: list[AnyMessage] = [HumanMessage("first"), AIMessage("b", tool_calls=[call()])]
+        messages += [HumanMessage(f"{number}") for number in range(SHORTEST)]
         at: Any = None
         for number in range(6):
             messages = [*messages, HumanMessage(f"{number}" * 800, id=f"{number}")]
