@@ -286,9 +286,8 @@ def check_put(parent: Key, checkpoint: Checkpoint, new_versions: ChannelVersions
     for name in (documents.PACKED, documents.ENTRIES):
         if name in every:
             raise InvalidConfig(f"a channel cannot be named {name!r}: rename it")
-    versions = every.values()
-    if not _TEXT.issuperset(map(type, versions)):
-        versions = [version_key(version) for version in versions]
+    are_text = _TEXT.issuperset(map(type, every.values()))
+    versions: Any = every.values() if are_text else [*map(version_key, every.values())]
     # What fits into one row all together, as nearly always, fits into a row each.
     if _size_of((*key, parent.checkpoint_id, *every, *versions)) > MAX_KEY_BYTES:
         check_key(*parent)
