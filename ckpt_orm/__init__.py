@@ -9,6 +9,7 @@ What is public is named here. To read the code, follow a call:
     messages, unchanged    messages that were decoded, or encoded, before
     compression  what a serde makes, smaller
     documents    what JSON can hold, and the one rule for what it cannot
+    refusals     what the serde cannot hold: told by its channel, and left out of metadata
     logs, growth what versions of a growing value have in common, and how little a new one stores
     runners      HOW: in either colour, retried as a whole, errors told in our words
     combining    TOGETHER: calls of the same time in one transaction
@@ -46,6 +47,7 @@ from ckpt_orm.errors import (
     DataWouldBeLost,
     ForeignTable,
     InvalidConfig,
+    NotSerializable,
     SchemaError,
     SchemaLocked,
     SchemaNotReady,
@@ -97,6 +99,7 @@ __all__ = [
     "ForeignTable",
     "InvalidConfig",
     "Models",
+    "NotSerializable",
     "Packed",
     "Progress",
     "Report",

@@ -18,6 +18,7 @@ after it is back.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from langchain_core.runnables import RunnableConfig
@@ -38,9 +39,10 @@ from xxhash import xxh3_128_digest
 
 from ckpt_orm import documents
 from ckpt_orm.compression import ZSTD, DamagedFrame, innermost, only_compresses
-from ckpt_orm.errors import CorruptCheckpoint, InvalidConfig, MissingExtra
+from ckpt_orm.errors import CorruptCheckpoint, InvalidConfig, MissingExtra, NotSerializable
 from ckpt_orm.growth import THRESHOLD
 from ckpt_orm.logs import Logs, is_log, payload_of, tag_of
+from ckpt_orm.refusals import REFUSALS, Remains, refusal
 from ckpt_orm.rows import (
     EMPTY,
     Blob,
@@ -139,7 +141,8 @@ class Codec:
             # A small value cannot have changed since its version, and where another serde had
             # inlined it there is no blob yet: write it again, the row that exists stays.
             if version is None:
-                inline[channel] = documents.packed(value, self._pack)
+                pack = partial(self._pack, where=f"channel {channel!r}")
+                inline[channel] = documents.packed(value, pack)
             elif is_new or small:
                 blobs.append(self._blob(channel, version, value))
         blobs.extend(
@@ -165,7 +168,10 @@ class Codec:
         return rows._replace(blobs=blobs, plain=rows.blobs)
 
     def _blob(self, channel: str, version: str | int | float, value: Any) -> Blob:
-        tag, payload = self._dumps(value)
+        try:
+            tag, payload = self._dumps(value)
+        except REFUSALS as error:
+            raise self._refusal(f"channel {channel!r}", value) from error
         return Blob(channel, version_key(version), tag, payload, xxh3_128_digest(payload))
 
     def _smaller(self, blob: Blob) -> Blob:
@@ -193,7 +199,11 @@ class Codec:
         rows: dict[int, Write] = {}
         for position, (channel, value) in enumerate(writes):
             idx = WRITES_IDX_MAP.get(channel, position)
-            rows[idx] = Write(idx, str.__str__(channel), *self._smallest(*self._dumps(value)))
+            try:
+                tag, payload = self._smallest(*self._dumps(value))
+            except REFUSALS as error:
+                raise self._refusal(f"a write to channel {channel!r}", value) from error
+            rows[idx] = Write(idx, str.__str__(channel), tag, payload)
         return WriteRows(key, str(task_id), task_path, list(rows.values()))
 
     def encode_filter(self, filter: Mapping[str, Any]) -> str:
@@ -202,7 +212,7 @@ class Codec:
         Raises:
             InvalidConfig: for a value that cannot be stored, and so cannot be found.
         """
-        return documents.dump(filter, self._pack)
+        return documents.dump(filter, partial(self._pack, where="the filter"))
 
     # --- decode ---
 
@@ -283,21 +293,21 @@ class Codec:
             tag, payload = self._encodings.dumps(self._plain, value)
         return tag, bytes(payload)  # a bytearray is handed through as the caller's own object
 
-    def _pack(self, value: Any) -> tuple[str, bytes]:
+    def _pack(self, value: Any, where: str = "the checkpoint") -> tuple[str, bytes]:
         try:
             return self._dumps(value)
-        except Exception as error:
-            raise InvalidConfig(
-                f"a {type(value).__name__} in the checkpoint or filter cannot be serialized: "
-                "remove it, or give the saver a serde that can"
-            ) from error
+        except REFUSALS as error:
+            raise self._refusal(where, value) from error
 
     def _pack_whatever(self, value: Any) -> tuple[str, bytes]:
         """For metadata, which comes at the end of a run that must not fail on it."""
         try:
             return self._dumps(value)
         except Exception:
-            return self._dumps(f"<{type(value).__qualname__}>")
+            return self._dumps(Remains(self._dumps).of(value))
+
+    def _refusal(self, where: str, value: Any) -> NotSerializable:
+        return refusal(where, value, self._plain.dumps_typed)
 
     def _loads(self, tag: Any, payload: bytes, table: str, row: tuple[Any, ...]) -> Any:
         serde = self._reader if tag in _READERS else self.serde

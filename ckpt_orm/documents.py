@@ -7,7 +7,8 @@ and lone surrogates in strings, NaN and infinities, floats that JSONB rewrites (
 integer, -0.0 loses its sign), keys that are not strings, UUIDs, datetimes and objects. Subclasses
 of JSON's own types become what `json.dumps` makes of them, as keys too; tuples become lists. A
 mapping with a key that JSON cannot hold is packed whole; at the top of a document, such an entry is
-kept under `__ckpt_orm_entries__`, so that it hides no other one.
+kept under `__ckpt_orm_entries__`, so that it hides no other one. What the serde cannot hold either
+is for the one who packs: see `refusals`.
 
 The project encodes and decodes JSON itself: an engine's `json_serializer` never sees a document.
 """
@@ -19,6 +20,8 @@ import math
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
+
+from ckpt_orm.errors import CheckpointError
 
 #: The key that marks a packed value; a mapping that uses it for itself is packed whole.
 PACKED = "__ckpt_orm__"
@@ -101,15 +104,25 @@ def jsonable(value: Any, pack: Pack) -> Any:
 def plain(document: Mapping[Any, Any], pack: Pack) -> dict[str, Any]:
     """A copy of a mapping that JSON can hold, and whose own keys stay searchable."""
     entries = {
-        str.__str__(key): jsonable(item, pack) for key, item in document.items() if _fits_key(key)
+        str.__str__(key): _jsonable(item, pack) for key, item in document.items() if _fits_key(key)
     }
     if len(entries) < len(document):
         entries[ENTRIES] = [
-            {"key": packed(key, pack), "value": jsonable(item, pack)}
+            {"key": packed(key, pack), "value": _jsonable(item, pack)}
             for key, item in document.items()
             if not _fits_key(key)
         ]
     return entries
+
+
+def _jsonable(value: Any, pack: Pack) -> Any:
+    """`jsonable`; what contains itself, is too deep, or cannot be looked into is packed whole."""
+    try:
+        return jsonable(value, pack)
+    except CheckpointError:
+        raise
+    except Exception:
+        return packed(value, pack)
 
 
 def dump(document: Mapping[Any, Any], pack: Pack, **ready: Any) -> str:
@@ -166,7 +179,10 @@ def load(text: str, unpack: Unpack) -> dict[str, Any]:
 
     document: dict[str, Any] = json.loads(text, object_hook=revive)
     for entry in document.pop(ENTRIES, ()):
-        document[entry["key"]] = entry["value"]
+        key = entry["key"]
+        while key in document:  # it had a surrogate, which has become "?"
+            key = f"{key}?"
+        document[key] = entry["value"]
     return document
 
 

@@ -19,6 +19,23 @@ class InvalidConfig(CheckpointError, ValueError):
     """A config, id, version or filter that cannot be stored, told before anything is sent."""
 
 
+class NotSerializable(InvalidConfig, TypeError):
+    """A value that the saver's serde cannot hold; nothing was stored.
+
+    Args:
+        where: what it was for, such as a channel, in words.
+        problem: what kind of thing in it is refused.
+        remedy: what to do about it, in words.
+    """
+
+    def __init__(self, where: str, problem: str, remedy: str) -> None:
+        super().__init__(where, problem, remedy)
+
+    def __str__(self) -> str:
+        where, problem, remedy = self.args
+        return f"{where} cannot be stored: the serde cannot hold {problem}; {remedy}"
+
+
 class WrongEngine(CheckpointError, RuntimeError):
     """The saver holds no engine of the colour that was asked for, or one it could not serve."""
 

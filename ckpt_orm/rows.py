@@ -241,9 +241,10 @@ def _size_of(columns: Iterable[str | None]) -> int:
     """
     text = "".join(filter(None, columns))
     if not documents.fits_text(text):
+        found = next(column for column in columns if column and not documents.fits_text(column))
         raise InvalidConfig(
-            "an id, namespace, channel or version contains a NUL or a lone surrogate, which "
-            "Postgres cannot store: remove it"
+            f"{found[:100]!r}: an id, namespace, channel or version contains a NUL or a lone "
+            "surrogate, which Postgres cannot store: remove it"
         )
     return len(text) if text.isascii() else len(text.encode())
 

@@ -210,6 +210,7 @@ class SQLAlchemySaver(Lifetime, Finding, Removing, Upkeep, BaseCheckpointSaver[s
 
         Raises:
             InvalidConfig: for an id, channel or version that cannot be stored.
+            NotSerializable: for a value that the serde cannot hold.
         """
         rows = self._encode_put(config, checkpoint, metadata, new_versions)
         try:
@@ -263,6 +264,7 @@ class SQLAlchemySaver(Lifetime, Finding, Removing, Upkeep, BaseCheckpointSaver[s
 
         Raises:
             InvalidConfig: without a checkpoint_id, or for an id that cannot be stored.
+            NotSerializable: for a value that the serde cannot hold.
         """
         rows = self._encode_writes(config, writes, task_id, task_path)
         if rows.writes:

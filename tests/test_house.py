@@ -17,7 +17,7 @@ PACKAGE = Path(ckpt_orm.__file__).parent
 FLOORS = [
     {"version", "errors", "forks"},
     {"documents", "models", "columns", "scope", "growth", "failures", "compression"},
-    {"rows", "migrations"},
+    {"rows", "migrations", "refusals"},
     {"logs", "messages", "parcels", "unchanged"},
     {"codec"},
     {"statements"},

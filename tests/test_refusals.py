@@ -1,0 +1,258 @@
+"""What the serde cannot hold is told by name; of metadata everything else is kept, and found."""
+
+from __future__ import annotations
+
+import math
+import pickle
+from collections.abc import Callable
+from dataclasses import dataclass
+from threading import Lock
+from typing import Any, TypedDict
+
+import pytest
+from backends import BACKENDS, Backend, Called, called, named
+from builders import checkpoint, config, exact, metadata_of, put
+from langchain_core.messages import AIMessage
+from langgraph.checkpoint.serde.encrypted import EncryptedSerializer
+from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
+from langgraph.graph import START, StateGraph
+from langgraph.types import Send
+from sqlalchemy import URL
+
+from ckpt_orm import InvalidConfig
+from ckpt_orm.compression import compressed
+from ckpt_orm.errors import NotSerializable
+from ckpt_orm.refusals import DEEPEST, MOST, Remains, refusal
+
+BROKEN = "key\ud800"
+SECRET = "s3cret"
+
+
+class Unknown:
+    """What no serde knows."""
+
+    def __init__(self, *held: Any) -> None:
+        self.held = held
+
+
+@dataclass
+class Ticket:
+    owner: Any
+
+
+class Odd(dict[Any, Any]):
+    """A dict that cannot be looked into."""
+
+    def items(self) -> Any:
+        raise RuntimeError(SECRET)
+
+    def __iter__(self) -> Any:
+        raise RuntimeError(SECRET)
+
+
+def nested(depth: int, innermost: Any = 0) -> Any:
+    for _ in range(depth):
+        innermost = [innermost]
+    return innermost
+
+
+def in_itself() -> list[Any]:
+    found: list[Any] = [SECRET]
+    found.append(found)
+    return found
+
+
+LEAVE = "leave it out, or give the saver a serde that can"
+UNKNOWN = f"an object of type {__name__}.Unknown"
+
+#: A value, what is wrong with it, and the remedy.
+REFUSED = {
+    "object": (Unknown(SECRET), UNKNOWN, LEAVE),
+    "object in a list": ([SECRET, Unknown(SECRET)], f"{UNKNOWN}, in a list", LEAVE),
+    "object in a message": (
+        [AIMessage(SECRET, additional_kwargs={"a": Unknown()})],
+        f"{UNKNOWN}, in a dict, in a langchain_core.messages.ai.AIMessage, in a list",
+        LEAVE,
+    ),
+    "object in a dataclass": (Ticket(Lock()), f"type _thread.lock, in a {__name__}.Ticket", LEAVE),
+    "object in a send": (Send("n", {SECRET: Unknown()}), "in a dict, in a langgraph.types", LEAVE),
+    "int": ({SECRET: 2**70}, "an int of more than 64 bits, in a dict", "keep it as a str"),
+    "surrogate in a key": ({BROKEN: 1}, "a key with a lone surrogate, in a dict", "replace it"),
+    "surrogate, deep": ([({BROKEN: SECRET},)], "in a dict, in a tuple, in a list", "replace it"),
+    "key": ({(Unknown,): 1}, f"an object of type {type.__name__}, in a tuple, in a dict", LEAVE),
+    "in itself": (in_itself(), "a list that contains itself", "refer to it by an id"),
+    "deep": (nested(2_000), f"more than {DEEPEST} things in each other", "side by side"),
+    "odd": (Odd(a=1, b=Unknown()), f"an object of type {__name__}.Odd", LEAVE),
+}
+
+
+@pytest.fixture(params=REFUSED, ids=lambda name: name.replace(" ", "-"))
+def refused(request: pytest.FixtureRequest) -> tuple[Any, str, str]:
+    return REFUSED[request.param]
+
+
+def told(error: BaseException, where: str, problem: str, remedy: str) -> None:
+    """That an error says what it should, and survives its way to another process."""
+    words = str(error)
+    assert words.startswith(f"{where} cannot be stored: the serde cannot hold ")
+    assert problem in words
+    assert remedy in words
+    assert SECRET not in words
+    assert str(pickle.loads(pickle.dumps(error))) == words
+    assert isinstance(error, InvalidConfig)
+    assert isinstance(error, TypeError)
+
+
+def test_a_value_is_told_with_its_channel(saver: Called, refused: tuple[Any, str, str]) -> None:
+    value, problem, remedy = refused
+    with pytest.raises(NotSerializable) as caught:
+        put(saver, "t", {"fine": [1], "the channel": value})
+    told(caught.value, "channel 'the channel'", problem, remedy)
+    assert caught.value.__cause__ is not None
+    assert saver.get_tuple(config("t")) is None
+
+
+SOME = named([b for b in BACKENDS if b.name in ("sqlite", "psycopg", "asyncpg")])
+
+
+@SOME
+def test_a_value_without_a_version_is_told_with_its_channel(saver: Called) -> None:
+    with pytest.raises(NotSerializable) as caught:
+        put(saver, "t", {"the channel": {BROKEN: 1}}, new=[])
+    told(caught.value, "channel 'the channel'", "a key with a lone surrogate", "replace it")
+
+
+@SOME
+def test_a_write_is_told_with_its_channel(saver: Called, refused: tuple[Any, str, str]) -> None:
+    value, problem, remedy = refused
+    stored = put(saver, "t", {})
+    with pytest.raises(NotSerializable) as caught:
+        saver.put_writes(stored, [("fine", 1), ("the channel", value)], "task")
+    told(caught.value, "a write to channel 'the channel'", problem, remedy)
+    assert saver.get_tuple(stored).pending_writes == []
+
+
+@SOME
+def test_what_is_in_the_checkpoint_or_a_filter_is_told(saver: Called) -> None:
+    for value in (Unknown(), {BROKEN: 1}, in_itself(), nested(2_000), Odd({1: Unknown()})):
+        with pytest.raises(NotSerializable, match="the checkpoint cannot be stored"):
+            put(saver, "t", {}, versions_seen={"node": value})
+        with pytest.raises(NotSerializable, match="the filter cannot be stored"):
+            list(saver.list(None, filter={"a": value}))
+    assert saver.get_tuple(config("t")) is None
+
+
+@pytest.mark.parametrize(
+    "serde",
+    [
+        compressed(threshold=1),
+        EncryptedSerializer.from_pycryptodome_aes(key=b"0123456789abcdef"),
+        JsonPlusSerializer(pickle_fallback=True),
+    ],
+    ids=["compressed", "encrypted", "pickle"],
+)
+@SOME
+def test_other_serdes_tell_it_as_well(backend: Backend, ready_url: URL, serde: Any) -> None:
+    """Also pickle, of what it cannot hold either."""
+    with called(backend, ready_url, serde=serde) as saver:
+        with pytest.raises(NotSerializable, match=r"channel 'c' .* type _thread.lock, in"):
+            put(saver, "t", {"c": [Lock()]})
+        stored = put(saver, "t", {}, metadata={"a": {1: Lock(), 2: "kept"}})
+        assert metadata_of(saver, stored) == {"a": {1: "<lock>", 2: "kept"}}
+
+
+class KeysElsewhere(JsonPlusSerializer):
+    def dumps_typed(self, obj: Any) -> tuple[str, bytes]:
+        raise ConnectionResetError("the keys cannot be reached")
+
+
+@SOME
+def test_a_failure_of_the_serde_is_not_the_values(backend: Backend, ready_url: URL) -> None:
+    with called(backend, ready_url, serde=KeysElsewhere()) as saver:
+        with pytest.raises(ConnectionResetError, match="the keys"):
+            put(saver, "t", {"c": [1]})
+        with pytest.raises(ConnectionResetError, match="the keys"):
+            saver.put_writes(config("t", id="1"), [("c", 1)], "task")
+
+
+@SOME
+def test_a_graph_says_which_channel_it_was(saver: Called) -> None:
+    class State(TypedDict):
+        documents: Any
+
+    builder = StateGraph(State)
+    builder.add_node("load", lambda state: {"documents": [Unknown()]})
+    builder.add_edge(START, "load")
+    graph = builder.compile(checkpointer=saver.saver)
+    with pytest.raises(NotSerializable, match="channel 'documents'"):
+        saver.run(graph, {"documents": []}, config("t"))
+
+
+#: Metadata, and what is left of it.
+LEFT = {
+    "surrogate": ({BROKEN: 1, "fine": [2]}, {"key?": 1, "fine": [2]}),
+    "surrogates": (
+        {1: {BROKEN: 1, "key?": 2, "key\udfff": 3}},
+        {1: {"key??": 1, "key?": 2, "key???": 3}},
+    ),
+    "object": ({2: Unknown(), "fine": [1, {"x"}]}, {2: "<Unknown>", "fine": [1, {"x"}]}),
+    "object as a key": ({Unknown(): 1, 2: 3}, {"<Unknown>": 1, 2: 3}),
+    "int": ({2: 2**70, "fine": math.inf}, {2: str(2**70), "fine": math.inf}),
+    "ints": ([10**400, {1: 10**5000}], [str(10**400), {1: "<int>"}]),
+    "set": ({1: {"a", 2**70}}, {1: {"a", str(2**70)}}),
+    "message": ({1: AIMessage("x", id=BROKEN)}, {1: AIMessage("x", id="key?")}),
+    "in itself": (in_itself(), [SECRET, "<list>"]),
+    "deep": (nested(2_000), nested(DEEPEST, "<list>")),
+    "odd": (Odd({1: Unknown()}), "<Odd>"),
+}
+
+
+@pytest.mark.parametrize("name", LEFT)
+def test_metadata_loses_as_little_as_possible(saver: Called, name: str) -> None:
+    given, left = LEFT[name]
+    stored = put(saver, "t", {}, metadata={"deep": given, "list": [given], "run": "r1"})
+    found = metadata_of(saver, stored)
+    assert exact(found["deep"]) == exact(left)
+    assert found["run"] == "r1"
+    assert [t.config for t in saver.list(None, filter={"run": "r1"})] == [stored]
+
+
+def test_a_key_that_is_changed_hides_no_other_one(saver: Called) -> None:
+    stored = put(saver, "t", {}, metadata={BROKEN: 1, "key?": 2, "key\udfff": 3})
+    assert metadata_of(saver, stored) == {"key?": 2, "key??": 1, "key???": 3}
+    assert [t.config for t in saver.list(None, filter={"key?": 2})] == [stored]
+
+
+def test_a_web_of_objects_is_left_in_time() -> None:
+    """Each of thirty dicts holds all of them: there are more ways through it than one can go."""
+    web: list[dict[Any, Any]] = [{} for _ in range(30)]
+    for each in web:
+        each |= dict(enumerate(web))
+    asked: list[Any] = []
+
+    def dumps(value: Any) -> bytes:
+        asked.append(value)
+        return JsonPlusSerializer().dumps_typed(value)[1]
+
+    assert dumps(Remains(dumps).of(web))
+    assert len(asked) < MOST * 100
+    assert "contains itself" in str(refusal("it", web, dumps))
+
+
+@pytest.mark.parametrize(
+    "store",
+    [
+        lambda saver: put(saver, "t\x00", {}),
+        lambda saver: put(saver, "t", {}, ns="t\x00"),
+        lambda saver: put(saver, "t", {"t\x00": [1]}),
+        lambda saver: put(saver, "t", {"a": [1]}, versions={"a": "t\x00"}),
+        lambda saver: saver.put(config("t"), checkpoint({}, id="t\x00"), {}, {}),
+        lambda saver: saver.put_writes(config("t", id="1"), [("t\x00", 1)], "task"),
+        lambda saver: saver.put_writes(config("t", id="1"), [("a", 1)], "t\x00"),
+    ],
+    ids=["thread", "namespace", "channel", "version", "checkpoint", "write", "task"],
+)
+@SOME
+def test_an_id_that_cannot_be_stored_is_told(saver: Called, store: Callable[[Any], Any]) -> None:
+    with pytest.raises(InvalidConfig, match=r"^'t\\x00': .* remove it"):
+        store(saver)
