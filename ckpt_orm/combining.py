@@ -58,13 +58,14 @@ class Call:
         arguments: of the operation, the rows that are stored.
     """
 
+    # As most calls stay: they go first, and take nobody along.
+    role, outcome = Role.WAITS, Role.GOES_ALONE
+    others: Sequence[Call] = ()  # whom it takes along
+    wake: Callable[[], object] = object
+
     def __init__(self, operation: Operation[..., Any], arguments: tuple[Any, ...]) -> None:
         self.operation = operation
         self.rows: PutRows | WriteRows = arguments[0]
-        self.role = Role.WAITS
-        self.outcome = Role.GOES_ALONE
-        self.others: list[Call] = []
-        self.wake: Callable[[], object] = object
 
     def tell(self, role: Role) -> None:
         """Let a caller who waits go on. What he was told first stays."""
@@ -118,15 +119,22 @@ class Line:
         else:
             self._waiting.append(call)
 
+    @property
+    def has_waiting(self) -> bool:
+        """Whether anybody stands in line."""
+        return bool(self._waiting)
+
     def gather(self, leader: Call) -> None:
         """Take along who stands in line, as far as they fit."""
-        size = leader.rows.size if self._waiting else 0
-        while self._waiting and len(leader.others) < MOST_CALLS - 1:
+        others: list[Call] = []
+        leader.others = others
+        size = leader.rows.size
+        while self._waiting and len(others) < MOST_CALLS - 1:
             size += self._waiting[0].rows.size
             if size > MOST_BYTES:
                 break
-            leader.others.append(self._waiting.popleft())
-            leader.others[-1].role = Role.IS_TAKEN
+            others.append(self._waiting.popleft())
+            others[-1].role = Role.IS_TAKEN
 
     def give_up(self, call: Call) -> None:
         """Wait no longer. Without effect on who does not: he is told by a leader."""
@@ -170,14 +178,16 @@ class ThreadLine:
 
     def run(self, call: Call, alone: Callable[[], R], together: Callable[[Batch], None]) -> R:
         """Have a call stored, alone or together with others."""
-        turn = threading.Lock()
+        turn: threading.Lock | None = None
         try:
             with self._lock:
                 self._line.enter(call)
                 if call.role is Role.WAITS:
+                    turn = threading.Lock()
                     turn.acquire()
                     call.wake = turn.release
-            if call.role is Role.WAITS:
+            # Not by its role: since the lock was left, a leader may have taken it along.
+            if turn is not None:
                 self._wait(call, turn)
             if call.role is Role.LEADS:
                 self._lead(call, alone, together)
@@ -196,8 +206,9 @@ class ThreadLine:
     def _lead(
         self, call: Call, alone: Callable[[], object], together: Callable[[Batch], None]
     ) -> None:
-        with self._lock:
-            self._line.gather(call)
+        if self._line.has_waiting:
+            with self._lock:
+                self._line.gather(call)
         if not call.others:
             alone()
             call.outcome = Role.IS_STORED
@@ -266,7 +277,8 @@ class LoopLine:
         alone: Callable[[], Awaitable[object]],
         together: Callable[[Batch], Awaitable[None]],
     ) -> None:
-        self._line.gather(call)
+        if self._line.has_waiting:
+            self._line.gather(call)
         if call.others:
             await to_its_end(self._store(call, together))
         else:

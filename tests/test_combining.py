@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -20,7 +21,9 @@ from sqlalchemy import URL, Engine, create_engine, event, text
 from sqlalchemy.orm import Session
 from sqlalchemy.pool import NullPool
 
-from ckpt_orm import DatabaseError, SQLAlchemySaver, lanes
+from ckpt_orm import DatabaseError, SQLAlchemySaver, lanes, operations
+from ckpt_orm.combining import Call, Role, ThreadLine
+from ckpt_orm.rows import Key, PutRows
 
 WAYS = 16
 POSTGRES = [backend for backend in BACKENDS if backend.database == "postgres"]
@@ -73,6 +76,38 @@ def beside(ready_url: URL) -> Iterator[Engine]:
 
 
 # --- together ---
+
+
+class Handover:
+    """A lock whose next owner is quick: something happens before who has left it goes on."""
+
+    def __init__(self, then: Callable[[], object]) -> None:
+        self._lock, self._then = threading.Lock(), then
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *error: object) -> None:
+        self._lock.release()
+        self._then()
+
+
+@pytest.mark.parametrize("outcome", [Role.IS_STORED, Role.GOES_ALONE])
+def test_who_is_taken_along_at_once_waits_for_the_end(outcome: Role) -> None:
+    rows = PutRows(Key("t", "", "1"), None, "{}", "{}", [])
+    line, leader, alone = ThreadLine(1), Call(operations.put, (rows,)), list[bool]()
+    line._line.enter(leader)
+    line._lock = Handover(lambda: line._line.gather(leader))  # type: ignore[assignment]
+    with ThreadPoolExecutor(1) as pool:
+        call = Call(operations.put, (rows,))
+        waiting = pool.submit(line.run, call, lambda: alone.append(True), lambda batch: None)
+        with pytest.raises(FutureTimeout):
+            waiting.result(timeout=0.1)
+        assert leader.others == [call]
+        leader.outcome = outcome
+        line._line.leave(leader)
+        waiting.result(timeout=10)
+    assert alone == ([True] if outcome is Role.GOES_ALONE else [])
 
 
 def test_calls_of_the_same_time_share_transactions(saver: Called, beside: Engine) -> None:
