@@ -205,8 +205,9 @@ def is_prepared(engine: Engine) -> bool:
 
     They may read whose call it is from a context variable, as for row-level security.
     """
-    events = engine.dispatch
-    return bool(engine.pool.dispatch.checkout or events.engine_connect or events.begin)
+    events, is_heard = engine.dispatch, getattr(engine, "_has_events", True)
+    prepares = is_heard and (events.engine_connect or events.begin)
+    return bool(prepares or engine.pool.dispatch.checkout)
 
 
 class LoopEngines:

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import sqlite3
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from types import TracebackType
 
 from sqlalchemy.exc import (
     DBAPIError,
@@ -102,17 +101,37 @@ def is_unavailable(error: BaseException) -> bool:
     return isinstance(error, (OSError, PoolTimeout)) and not isinstance(error, CheckpointError)
 
 
-@contextmanager
-def translated(operation: str) -> Iterator[None]:
-    """Turn a driver's error into ours, the original as its cause."""
-    try:
-        yield
-    except (SQLAlchemyError, OSError) as error:
-        if isinstance(error, CheckpointError):
-            raise
-        if isinstance(error, StatementError):
-            error.hide_parameters = True  # its text would show what was to be stored
-        code = code_of(error) if isinstance(error, DBAPIError) else ""
-        kind = type(getattr(error, "orig", None) or error).__name__
-        wrapper = DatabaseUnavailable if is_unavailable(error) else DatabaseError
-        raise wrapper(operation, code, kind) from error
+class translated:
+    """Turns a driver's error into ours, the original as its cause.
+
+    Not a generator, which would cost each operation more.
+
+    Args:
+        operation: what errors call what is done.
+    """
+
+    __slots__ = ("_operation",)
+
+    def __init__(self, operation: str) -> None:
+        self._operation = operation
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if isinstance(error, (SQLAlchemyError, OSError)) and not isinstance(error, CheckpointError):
+            raise _told(self._operation, error) from error
+
+
+def _told(operation: str, error: BaseException) -> CheckpointError:
+    if isinstance(error, StatementError):
+        error.hide_parameters = True  # its text would show what was to be stored
+    code = code_of(error) if isinstance(error, DBAPIError) else ""
+    kind = type(getattr(error, "orig", None) or error).__name__
+    wrapper = DatabaseUnavailable if is_unavailable(error) else DatabaseError
+    return wrapper(operation, code, kind)

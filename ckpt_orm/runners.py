@@ -106,6 +106,8 @@ class Runner:
         if growth not in _GROWS:
             raise InvalidConfig(f"growth={growth!r} is not known: use 'append', 'whole' or None")
         dialect = self.statements.dialect
+        #: What needs no transaction of several statements.
+        self._alone = (Access.READ,) if dialect.begin else (Access.READ, Access.WRITE)
         self.logs = Logs(Shelf(dialect.fold, dialect.grows_from, _GROWS[growth]))
         self._parents: list[Pool] = []
         after_fork(self)
@@ -135,8 +137,8 @@ class Runner:
             once = partial(self._run_once, engine, operation, *args, **kwargs)
             try:
                 if self._combines(operation, engine):
-                    together = partial(self._store_once, engine)
-                    return self._lines.threads.run(Call(operation, args), once, together)
+                    call = Call(operation, args)
+                    return self._lines.threads.run(call, once, self._store_once)
                 return once()
             except Exception as error:
                 if not passes(error):
@@ -170,9 +172,8 @@ class Runner:
         run = partial(in_thread, partial(self.run, operation, *args, **kwargs))
         if not self._combines(operation, engine):
             return await run()
-        store = partial(self._store_once, engine)
         return await self._lines.here().run(
-            Call(operation, args), run, lambda batch: in_thread(partial(store, batch))
+            Call(operation, args), run, lambda batch: in_thread(partial(self._store_once, batch))
         )
 
     async def _sync_half(self) -> Engine:
@@ -201,7 +202,7 @@ class Runner:
         """Execute on a connection of one's own: in a transaction, or without one."""
         # The options are set here, not on a view of the engine. That one sets them as part of
         # connecting, and a cancellation there leaves a connection that nobody gives back.
-        dialect, is_alone = self.statements.dialect, self._is_alone(operation.access)
+        dialect, is_alone = self.statements.dialect, operation.access in self._alone
         if conn.in_transaction():
             conn.commit()  # a listener to `engine_connect` has executed something
         if dialect.several and not is_alone:
@@ -214,7 +215,8 @@ class Runner:
         with lanes.transaction(conn, self.statements) if constant else conn.begin():
             return self.execute(conn, operation, *args, **kwargs)
 
-    def _store_once(self, engine: Engine, batch: Batch) -> None:
+    def _store_once(self, batch: Batch) -> None:
+        engine = self._sync_engine()
         with self._turns.take(Access.CHANGE), self._connect(engine) as conn:
             self._execute_together(conn, batch)
 
@@ -236,10 +238,6 @@ class Runner:
             for operation, arguments in steps_of(batch, at_once=not dialect.stores_each):
                 self.execute(conn, operation, arguments)
         conn.execution_options(**{lanes.TOGETHER: False})  # one that fails is not kept
-
-    def _is_alone(self, access: Access) -> bool:
-        at_once = self.statements.dialect.begin is None
-        return access is Access.READ or (access is Access.WRITE and at_once)
 
     def execute(
         self, conn: Connection, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs
@@ -273,7 +271,7 @@ class Runner:
             return
         # An engine may have a listener of its own that has begun already; and sqlite3 itself begins
         # before an INSERT, which is enough where nothing is read first.
-        driver: Any = conn.connection.driver_connection
+        driver = driver_of(conn)
         writes_first = access is Access.WRITE and begins_itself(driver)
         if not driver.in_transaction and not writes_first:
             conn.exec_driver_sql(begin)
@@ -326,6 +324,12 @@ class Runner:
         self.dispose()
         if self._owned and self.async_engine is not None:
             await self.async_engine.dispose()
+
+
+def driver_of(conn: Connection) -> Any:
+    """The driver's own connection, which no adapter stands before."""
+    connection = conn.connection
+    return connection.driver_connection if conn.dialect.is_async else connection.dbapi_connection
 
 
 def begins_itself(driver: Any) -> bool:

@@ -53,7 +53,7 @@ class Spares:
         conn, pool = loan.conn, loan.pool
         if conn.in_transaction():
             conn.rollback()
-        driver: Any = conn.connection.driver_connection
+        driver: Any = conn.connection.dbapi_connection
         if getattr(driver, "in_transaction", False):  # sqlite3 has begun by itself
             driver.rollback()
         # What a transaction of several statements has needed is set back by the pool. And whoever
@@ -62,7 +62,7 @@ class Spares:
         if pool is not self._engine.pool:
             conn.detach()  # the saver was closed meanwhile: so is the connection
             conn.close()
-        elif is_as_it_was and len(self._idle) < MOST and pool.checkedout() < pool.size():
+        elif is_as_it_was and len(self._idle) < MOST and _has_more(pool):
             self._idle.append(loan)
         else:
             conn.close()
@@ -71,6 +71,11 @@ class Spares:
         """Close those that are kept."""
         while (loan := self._kept()) is not None:
             loan.conn.close()
+
+
+def _has_more(pool: QueuePool) -> bool:
+    """Whether nobody waits for a connection: fewer were made than it keeps, or are lent."""
+    return pool.overflow() < 0 or pool.checkedout() < pool.size()
 
 
 def spares_of(engine: Engine) -> Spares | None:
