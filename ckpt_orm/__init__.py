@@ -33,6 +33,7 @@ What is public is named here. To read the code, follow a call:
     columns      an application's own columns on them
     migrations   the revisions that create and change them
     errors       what can go wrong, each with its remedy
+    words        how numbers are told
 """
 
 from importlib import import_module

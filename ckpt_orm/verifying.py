@@ -30,6 +30,7 @@ from ckpt_orm.retention import Place, Reduction, reduce
 from ckpt_orm.rows import Blob, FoundWrite, Key, Segment, Segments
 from ckpt_orm.statements import Statements
 from ckpt_orm.sweeping import Steps
+from ckpt_orm.words import counted
 
 #: Threads, and payloads of a thread, that are fetched at a time.
 PAGE = 100
@@ -233,10 +234,11 @@ def structure(found: Anatomy) -> Iterator[Fault]:
         key = (thread_id, ns, channel, version)
         yield Fault(ORPHANED_BLOB, "checkpoint_blobs", key, "no checkpoint refers to it")
     for place in sorted(found.orphaned_writes()):
-        problem = f"{found.writes[place]} writes of a checkpoint that is not there"
+        problem = f"{counted(found.writes[place], 'write')} of a checkpoint that is not there"
         yield Fault(ORPHANED_WRITES, "checkpoint_writes", (thread_id, *place), problem)
     for (ns, channel, version), places in sorted(found.missing_blobs().items()):
-        problem = f"{len(places)} checkpoints refer to it, the last is {max(places).checkpoint_id}"
+        refer = "1 checkpoint refers" if len(places) == 1 else f"{len(places):,} checkpoints refer"
+        problem = f"{refer} to it, the last is {max(places).checkpoint_id}"
         yield Fault(MISSING_BLOB, "checkpoint_blobs", (thread_id, ns, channel, version), problem)
     for channel, place in sorted(found.broken_chains()):
         problem = f"channel {channel!r} is rebuilt from an ancestor that is not there"

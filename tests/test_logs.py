@@ -685,7 +685,7 @@ def test_packed_and_unpacked_on_the_command_line(saver: Called) -> None:
         assert logs(saver) == expected
         assert_all(saver, versions)
     done = CliRunner().invoke(app, ["pack", "--url", url])
-    assert "packed 3 values of 1 threads" in done.stdout
+    assert "packed 3 values of 1 thread\n" in done.stdout
 
 
 @named(PLAIN)

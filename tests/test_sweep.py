@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from datetime import datetime, timedelta, timezone
 from itertools import count
 from operator import add
+from pathlib import Path
 from typing import Annotated, Any
 
 import pytest
@@ -712,7 +713,7 @@ def test_the_command_sweeps(saver: Called, ready_url: URL) -> None:
     policy = ["--max-age", "2d", "--every", "4", "--keep-last", "2", "--thread", "user-*"]
     told = run("sweep", *policy, "--dry-run", url=ready_url)
     assert told.exit_code == 0, told.output
-    assert told.stdout.startswith("would delete 3 checkpoints, 3 writes and 3 blobs of 1 threads")
+    assert told.stdout.startswith("would delete 3 checkpoints, 3 writes and 3 blobs of 1 thread,")
     assert steps_of(saver, "user-1") == list(range(9))
 
     done = json.loads(run("sweep", *policy, "--json", "--batch", "2", url=ready_url).stdout)
@@ -737,6 +738,7 @@ def test_the_command_sweeps(saver: Called, ready_url: URL) -> None:
 def test_the_command_refuses_what_makes_no_sense(
     sqlite_url: URL, arguments: list[str], code: int, says: str
 ) -> None:
+    Path(str(sqlite_url.database)).touch()
     failed = run("sweep", *arguments, url=sqlite_url)
     assert failed.exit_code == code
     assert says in failed.stderr
@@ -744,6 +746,7 @@ def test_the_command_refuses_what_makes_no_sense(
 
 def test_the_command_needs_a_database_that_is_set_up(sqlite_url: URL) -> None:
     assert run("sweep", "--keep-last", "1", url=None).exit_code == 2
+    Path(str(sqlite_url.database)).touch()
     failed = run("sweep", "--keep-last", "1", url=sqlite_url)
     assert failed.exit_code == 1
     assert "ckpt-orm upgrade" in failed.stderr

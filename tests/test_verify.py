@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -305,13 +306,13 @@ def test_the_command_tells_faults_and_repairs_the_harmless(saver: Called, ready_
     chain(saver, "sound", 2)
     well = run("verify", url=ready_url)
     assert well.exit_code == 0, well.output
-    assert well.stdout == "1 threads, 2 checkpoints, 4 values: no fault\n"
+    assert well.stdout == "1 thread, 2 checkpoints, 4 values: no fault\n"
 
     orphans(saver, ready_url)
     ill = run("verify", url=ready_url)
     assert ill.exit_code == 1
     assert "orphaned blob: checkpoint_blobs ('t', '', 'big', '0'): no checkpoint" in ill.stdout
-    assert "2 orphaned blob, 1 orphaned writes" in ill.stdout
+    assert "orphaned blob (2), orphaned writes (1)" in ill.stdout
     assert run("verify", "--repair", url=ready_url).exit_code == 1, "the thread is not quiet yet"
 
     age = update(Checkpoint).values(created_at=datetime.now(timezone.utc) - timedelta(hours=2))
@@ -330,4 +331,6 @@ def test_the_command_says_when_there_is_no_database(sqlite_url: URL) -> None:
     assert run("verify", url=None).exit_code == 2
     assert run("verify", url="postgresql://nobody@127.0.0.1:1/none").exit_code == 2
     assert run("verify", "--grace", "1", url=sqlite_url).exit_code == 2
+    assert run("verify", url=sqlite_url).exit_code == 2
+    Path(str(sqlite_url.database)).touch()
     assert run("verify", url=sqlite_url).exit_code == 1

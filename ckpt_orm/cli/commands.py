@@ -39,7 +39,7 @@ def upgrade(to: To = "head", url: Url = None, schema: Schema = None, prefix: Pre
         migrations.setup(connection, schema=schema, prefix=prefix, to=to)
         return before, migrations.current(connection, schema=schema, prefix=prefix)
 
-    _report(*on(url, operation))
+    _report(*on(url, operation, creates=True))
 
 
 @app.command()

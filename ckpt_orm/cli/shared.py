@@ -8,13 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Annotated, NoReturn, TypeVar
+from urllib.parse import unquote, urlsplit
 
 import typer
 from rich.console import Console
-from sqlalchemy import Connection
+from sqlalchemy import URL, Connection
 from sqlalchemy.exc import SQLAlchemyError
 
+from ckpt_orm.engines import in_memory
 from ckpt_orm.errors import CheckpointError, DatabaseUnavailable
 from ckpt_orm.migrations import connect
 
@@ -38,12 +41,41 @@ Schema = Annotated[
 Prefix = Annotated[str, typer.Option(help="What the names of the tables begin with.")]
 
 
-def on(url: str | None, operation: Callable[[Connection], _T], unreachable: int = 1) -> _T:
+def on(
+    url: str | None,
+    operation: Callable[[Connection], _T],
+    unreachable: int = 1,
+    creates: bool = False,
+) -> _T:
     """Run an operation on the database; what goes wrong is one line and an exit code."""
+    with failures(unreachable):
+        return connect.call(database(url, unreachable, creates=creates), operation)
+
+
+def database(url: str | None, unreachable: int, *, creates: bool = False) -> URL:
+    """The URL that was given; one of a SQLite file that is not there only for what creates it.
+
+    SQLite would make an empty file of a name that is mistyped.
+    """
     if not url:
         fail("no database: pass --url, or set CKPT_ORM_DATABASE_URL", 2)
-    with failures(unreachable):
-        return connect.call(url, operation)
+    made = connect.sync_url(url)
+    file = None if creates else sqlite_file(made)
+    if file is not None and not file.exists():
+        fail(
+            f"there is no database {str(file)!r}, and none was made: correct --url, "
+            "or make it by `ckpt-orm upgrade`",
+            unreachable,
+        )
+    return made
+
+
+def sqlite_file(url: URL) -> Path | None:
+    """The file of a SQLite URL, None for another database and for one in memory."""
+    if url.get_backend_name() != "sqlite" or in_memory(url):
+        return None
+    name = str(url.database)
+    return Path(unquote(urlsplit(name).path) if name.startswith("file:") else name).absolute()
 
 
 @contextmanager

@@ -13,14 +13,14 @@ from typing import Annotated, Any
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn
 
-from ckpt_orm.cli.shared import Prefix, Schema, Url, err, fail, failures, out
+from ckpt_orm.cli.shared import Prefix, Schema, Url, database, err, fail, failures, out
 from ckpt_orm.compression import compressed
-from ckpt_orm.migrations.connect import sync_url
 from ckpt_orm.packing import Packed
 from ckpt_orm.policies import Retention
 from ckpt_orm.saver import SQLAlchemySaver
 from ckpt_orm.sweeping import BATCH, Swept
 from ckpt_orm.verifying import Report
+from ckpt_orm.words import counted
 
 #: What a duration's letter means.
 UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
@@ -76,12 +76,18 @@ def _print_swept(swept: Swept, *, dry_run: bool, as_json: bool) -> None:
         out.print(json.dumps(vars(swept)))
         return
     out.print(
-        f"{'would delete' if dry_run else 'deleted'} {swept.checkpoints:,} checkpoints, "
-        f"{swept.writes:,} writes and {swept.blobs:,} blobs of {swept.threads:,} threads, "
-        f"{swept.ended:,} of them whole: {swept.bytes:,} bytes of values"
+        f"{'would delete' if dry_run else 'deleted'} {counted(swept.checkpoints, 'checkpoint')}, "
+        f"{counted(swept.writes, 'write')} and {counted(swept.blobs, 'blob')} "
+        f"of {counted(swept.threads, 'thread')}, "
+        f"{swept.ended:,} of them whole: {counted(swept.bytes, 'byte')} of values"
     )
     if swept.skipped:
-        out.print(f"{swept.skipped:,} threads were in use and are left to the next sweep")
+        _print_skipped(counted(swept.skipped, "thread"), swept.skipped, "sweep")
+
+
+def _print_skipped(what: str, number: int, next_one: str) -> None:
+    were, are = ("was", "is") if number == 1 else ("were", "are")
+    out.print(f"{what} {were} in use and {are} left to the next {next_one}")
 
 
 def verify(
@@ -117,10 +123,10 @@ def _print_report(report: Report) -> None:
     for fault in report.faults:
         mark = "repaired: " if fault.repaired else ""
         out.print(f"{mark}{fault.kind}: {fault.table} {fault.key}: {fault.problem}")
-    found = ", ".join(f"{n:,} {kind}" for kind, n in sorted(report.counts.items())) or "no fault"
+    found = ", ".join(f"{kind} ({n:,})" for kind, n in sorted(report.counts.items())) or "no fault"
     out.print(
-        f"{report.threads:,} threads, {report.checkpoints:,} checkpoints, "
-        f"{report.payloads:,} values: {found}"
+        f"{counted(report.threads, 'thread')}, {counted(report.checkpoints, 'checkpoint')}, "
+        f"{counted(report.payloads, 'value')}: {found}"
     )
 
 
@@ -145,10 +151,15 @@ def _convert(
         found: Packed = _called(url, schema, prefix, method, {"on_progress": tell})
     if as_json:
         out.print(json.dumps(vars(found)))
-        return
-    out.print(f"{method}ed {found.values:,} values of {found.threads:,} threads")
+    else:
+        _print_packed(method, found)
+
+
+def _print_packed(method: str, found: Packed) -> None:
+    values, threads = counted(found.values, "value"), counted(found.threads, "thread")
+    out.print(f"{method}ed {values} of {threads}")
     if found.skipped:
-        out.print(f"{found.skipped:,} were in use and are left to the next run")
+        _print_skipped(f"{found.skipped:,}", found.skipped, "run")
 
 
 def _called(
@@ -160,10 +171,8 @@ def _called(
     unreachable: int = 1,
 ) -> Any:
     """A method of a saver on the database, in the colour of the driver that is installed."""
-    if not url:
-        fail("no database: pass --url, or set CKPT_ORM_DATABASE_URL", 2)
     with failures(unreachable):
-        made = sync_url(url)
+        made = database(url, unreachable)
         reading = compressed(threshold=None)  # which reads either kind
         saver = SQLAlchemySaver.from_url(made, serde=reading, schema=schema, table_prefix=prefix)
         if made.get_dialect().is_async:

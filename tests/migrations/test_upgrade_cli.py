@@ -41,7 +41,6 @@ def printed(*arguments: str, url: URL | None = None) -> str:
 
 
 def test_a_databases_life(database_url: URL, make_engine: MakeEngine) -> None:
-    assert printed("current", url=database_url) == "base\n"
     assert printed("upgrade", "ckpt_orm_0001", url=database_url) == "base -> ckpt_orm_0001\n"
     assert printed("upgrade", url=database_url) == f"ckpt_orm_0001 -> {HEAD}\n"
     assert printed("upgrade", url=database_url) == f"{HEAD}: nothing to do\n"
@@ -49,6 +48,7 @@ def test_a_databases_life(database_url: URL, make_engine: MakeEngine) -> None:
     assert printed("downgrade", "ckpt_orm_0001", url=database_url) == f"{HEAD} -> ckpt_orm_0001\n"
     assert printed("downgrade", "base", url=database_url) == "ckpt_orm_0001 -> base\n"
     assert tables(make_engine(database_url)) == {VERSION_TABLE}
+    assert printed("current", url=database_url) == "base\n"
 
 
 def test_upgrade_never_goes_back(database_url: URL) -> None:
@@ -82,6 +82,7 @@ def test_rows_are_deleted_only_on_request(database_url: URL, make_engine: MakeEn
 
 
 def test_check(engine: Engine, database_url: URL) -> None:
+    assert tables(engine) == set()  # SQLite's file is there from now on
     missing = run("check", url=database_url)
     assert missing.exit_code == 1
     assert "table checkpoints: missing" in missing.stdout
@@ -116,6 +117,34 @@ def test_unreachable(url: str) -> None:
     assert result.stderr.startswith("ckpt-orm: ")
     assert "Traceback" not in result.output
     assert "sesame" not in result.output.replace("?sesame", "")
+
+
+#: What reads a database, or changes one that is there.
+NEEDS_ONE = [
+    *(["current"], ["history"], ["check"], ["downgrade", "base"], ["stamp", "head"]),
+    *(["sweep", "--keep-last", "1"], ["verify"], ["verify", "--repair"], ["pack"], ["unpack"]),
+]
+
+
+@pytest.mark.parametrize("command", NEEDS_ONE, ids=" ".join)
+@pytest.mark.parametrize(
+    "named", ["sqlite:///{}", "sqlite+aiosqlite:///{}", "sqlite:///file:{}?uri=true", "relative"]
+)
+def test_a_file_that_is_not_there_is_not_made(
+    command: list[str], named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The error names the file, which may be mistyped, and the exit code says unreachable."""
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / "mis typed.db"
+    url = "sqlite:///mis typed.db" if named == "relative" else named.format(file)
+    result = run(*command, url=url.replace(" ", "%20") if "uri=true" in url else url)
+    assert result.exit_code == (2 if command[0] in ("check", "verify") else 1), result.output
+    assert f"there is no database {str(file)!r}" in result.stderr
+    assert "ckpt-orm upgrade" in result.stderr
+    assert list(tmp_path.iterdir()) == []
+    assert printed("upgrade", url=make_url(url)) == f"base -> {HEAD}\n"
+    if command != ["downgrade", "base"]:
+        printed(*command, url=make_url(url))
 
 
 def test_no_database() -> None:
