@@ -146,8 +146,8 @@ class Line:
 
     def leave(self, call: Call) -> None:
         """Whatever has happened: wait no longer, or tell the others and let the next one lead."""
-        self.give_up(call)
         if call.role is not Role.LEADS:
+            self.give_up(call)
             return
         self._is_held_up = False
         for other in call.others:

@@ -140,26 +140,42 @@ def exact(document: Mapping[Any, Any], ready: Mapping[str, Any]) -> str | None:
     """
     rest = {name: document[name] for name in document if name not in ready}
     try:
-        text = _ENCODER.encode({**document, **ready}) if _holds(rest) else None
+        text = _ENCODER.encode({**document, **ready})  # first, since it ends where one is endless
+        _check(rest)
     except Exception:  # whatever a value that JSON cannot hold makes of it
         return None
-    if text is None or not fits_text(text):
+    if not fits_text(text):
         return None
     # Looked for in two steps: versions, full of zeros, would be compared at each of them.
     return None if "\\" in text and "\\u0000" in text else text
 
 
-def _holds(value: Any) -> bool:
-    """Whether JSON holds a value, but for what is in its strings."""
+def _check(document: Mapping[Any, Any]) -> None:
+    """Refuse what JSON does not hold of what it has made a text of, but for what is in strings."""
+    level: list[Any] = [document]
+    while level:
+        held = map(_inside, level)
+        level = [value for values in held if not _are_words(values) for value in values]
+
+
+def _inside(value: Any) -> Collection[Any]:
+    """What a container holds, and a scalar does not.
+
+    Raises:
+        TypeError: for what JSON does not hold.
+    """
     kind = type(value)
-    if kind is dict:
-        is_named = _NAMES.issuperset(map(type, value)) and _RESERVED.isdisjoint(value)
-        return is_named and _all_hold(value.values())
-    return _all_hold(value) if kind is list else kind is str or fits(value)
+    if kind is list:
+        return value  # type: ignore[no-any-return]
+    if kind is dict and _NAMES.issuperset(map(type, value)) and _RESERVED.isdisjoint(value):
+        return value.values()  # type: ignore[no-any-return]
+    if kind is str or fits(value):
+        return ()
+    raise TypeError(kind.__name__)
 
 
-def _all_hold(values: Collection[Any]) -> bool:
-    return _WORDS.issuperset(map(type, values)) or all(map(_holds, values))
+def _are_words(values: Collection[Any]) -> bool:
+    return _WORDS.issuperset(map(type, values))
 
 
 #: The type of names, and the types of what JSON holds whatever the value.

@@ -73,9 +73,9 @@ class Logs:
 
     def stored(self, rows: PutRows) -> None:
         """Remember what was stored."""
-        if not self.shelf.on:
-            return
         blobs = rows.plain or rows.blobs
+        if not self.shelf.on or not (rows.logs or any(map(self._may_grow, blobs))):
+            return
         for blob, log in zip(blobs, rows.logs or [None] * len(blobs), strict=True):
             self.remember(rows.key, blob, log)
 

@@ -280,7 +280,7 @@ def check_put(parent: Key, checkpoint: Checkpoint, new_versions: ChannelVersions
     Raises:
         InvalidConfig: as `check_key` and `version_key` do, and for a reserved name.
     """
-    key = parent._replace(checkpoint_id=str(checkpoint["id"]))
+    key = Key(parent.thread_id, parent.checkpoint_ns, str(checkpoint["id"]))
     values, every = checkpoint["channel_values"], checkpoint["channel_versions"]
     if not (values.keys() <= every.keys() and new_versions.items() <= every.items()):
         every = {**dict.fromkeys(values, ""), **every, **new_versions}
