@@ -39,7 +39,13 @@ from xxhash import xxh3_128_digest
 
 from ckpt_orm import documents
 from ckpt_orm.compression import ZSTD, DamagedFrame, innermost, only_compresses
-from ckpt_orm.errors import CorruptCheckpoint, InvalidConfig, MissingExtra, NotSerializable
+from ckpt_orm.errors import (
+    CheckpointError,
+    CorruptCheckpoint,
+    InvalidConfig,
+    MissingExtra,
+    NotSerializable,
+)
 from ckpt_orm.growth import THRESHOLD
 from ckpt_orm.logs import Logs, is_log, payload_of, tag_of
 from ckpt_orm.refusals import REFUSALS, Remains, refusal
@@ -56,6 +62,7 @@ from ckpt_orm.rows import (
     check_key,
     check_keys,
     check_put,
+    check_tag,
     key_of,
     named_by,
     version_key,
@@ -171,7 +178,7 @@ class Codec:
         try:
             tag, payload = self._dumps(value)
         except REFUSALS as error:
-            raise self._refusal(f"channel {channel!r}", value) from error
+            raise self._refusal(f"channel {channel!r}", value, error) from error
         return Blob(channel, version_key(version), tag, payload, xxh3_128_digest(payload))
 
     def _smaller(self, blob: Blob) -> Blob:
@@ -202,7 +209,7 @@ class Codec:
             try:
                 tag, payload = self._smallest(*self._dumps(value))
             except REFUSALS as error:
-                raise self._refusal(f"a write to channel {channel!r}", value) from error
+                raise self._refusal(f"a write to channel {channel!r}", value, error) from error
             rows[idx] = Write(idx, str.__str__(channel), tag, payload)
         return WriteRows(key, str(task_id), task_path, list(rows.values()))
 
@@ -291,13 +298,15 @@ class Codec:
             tag, payload = self._plain.dumps_typed(value)
         else:
             tag, payload = self._encodings.dumps(self._plain, value)
+        if not self.inlines:
+            check_tag(tag)
         return tag, bytes(payload)  # a bytearray is handed through as the caller's own object
 
     def _pack(self, value: Any, where: str = "the checkpoint") -> tuple[str, bytes]:
         try:
             return self._dumps(value)
         except REFUSALS as error:
-            raise self._refusal(where, value) from error
+            raise self._refusal(where, value, error) from error
 
     def _pack_whatever(self, value: Any) -> tuple[str, bytes]:
         """For metadata, which comes at the end of a run that must not fail on it."""
@@ -306,7 +315,9 @@ class Codec:
         except Exception:
             return self._dumps(Remains(self._dumps).of(value))
 
-    def _refusal(self, where: str, value: Any) -> NotSerializable:
+    def _refusal(self, where: str, value: Any, error: Exception) -> NotSerializable:
+        if isinstance(error, CheckpointError):  # which says already what to do
+            raise error
         return refusal(where, value, self._plain.dumps_typed)
 
     def _loads(self, tag: Any, payload: bytes, table: str, row: tuple[Any, ...]) -> Any:

@@ -15,6 +15,7 @@ from ckpt_orm.columns import fillings, tenants_of
 from ckpt_orm.compression import ZstdSerializer, check_order
 from ckpt_orm.engines import GivenEngine, LoopEngines, create, engines_of
 from ckpt_orm.messages import Readers
+from ckpt_orm.migrations.place import Place
 from ckpt_orm.models import Models, declare
 from ckpt_orm.runners import Growth, Runner
 from ckpt_orm.tenants import AnyRunner, TenantRunner, for_tenant, inside
@@ -90,6 +91,7 @@ class Lifetime(BaseCheckpointSaver[str]):
             **engine_kwargs: handed to `create_engine`, such as pool_size or connect_args.
 
         Raises:
+            InvalidConfig: as for the class.
             ValueError: as for the class.
             UnsupportedDialect: for a database other than SQLite and Postgres.
             WrongEngine: for a pooler and a driver that cannot do without prepared statements.
@@ -116,6 +118,9 @@ class Lifetime(BaseCheckpointSaver[str]):
         tenants = tenants_of(models.tables)
         self._has_own = bool(self._fillings or tenants)
         runner = Runner(models, engine, async_engine, owned, growth)
+        if models.are_packaged:
+            source: Any = engine or async_engine
+            Place(*models.place).fitting(source.url.get_backend_name())
         self._runner = TenantRunner(runner, tenants[models.tables[0]]) if tenants else runner
 
     @property

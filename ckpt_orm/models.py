@@ -37,6 +37,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, MappedColumn, declared_attr,
 from sqlalchemy.schema import SchemaItem
 
 from ckpt_orm.columns import is_tenant, tenant_column
+from ckpt_orm.names import check_names
 
 #: A key column: text in binary order on both dialects.
 Id = Text().with_variant(TEXT(collation="C"), "postgresql")
@@ -288,8 +289,10 @@ def declare(
         Without a base, the same classes each time. On a base, new ones, so only once.
 
     Raises:
+        InvalidConfig: for a schema or prefix that no name can hold.
         ValueError: for `extra` or `every` without a base.
     """
+    check_names(schema, prefix)
     if base is not None:
         return _mapped(base, schema, prefix, _several(extra), _several(every))
     if extra or every:

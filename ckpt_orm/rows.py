@@ -249,6 +249,19 @@ def _size_of(columns: Iterable[str | None]) -> int:
     return len(text) if text.isascii() else len(text.encode())
 
 
+def check_tag(tag: Any) -> None:
+    """Refuse what a serde of another make calls its payloads, where it cannot be stored as that.
+
+    Raises:
+        InvalidConfig: for anything but text, for a NUL or a lone surrogate, and for `EMPTY`.
+    """
+    if not isinstance(tag, str) or tag == EMPTY or not documents.fits_text(tag):
+        raise InvalidConfig(
+            f"the serde calls a payload {str(tag)[:40]!r}, which cannot be stored: have its "
+            f"dumps_typed return a str other than {EMPTY!r}, without NUL and lone surrogates"
+        )
+
+
 def version_key(version: str | int | float) -> str:
     """The text by which a channel version names its blob: what both databases make of its JSON.
 

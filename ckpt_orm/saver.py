@@ -68,6 +68,7 @@ class SQLAlchemySaver(Lifetime, Finding, Removing, Upkeep, BaseCheckpointSaver[s
             "append", except in tables that were a PostgresSaver's. Both read what either wrote.
 
     Raises:
+        InvalidConfig: for a schema or prefix with which names would not fit into the database.
         ValueError: for models as well as a schema or prefix, or of which only some have a tenant.
         WrongEngine: for engines of two databases, or a memory database that threads cannot share.
         UnsupportedDialect: for a database other than SQLite and Postgres.

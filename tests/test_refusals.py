@@ -175,6 +175,35 @@ def test_a_failure_of_the_serde_is_not_the_values(backend: Backend, ready_url: U
             saver.put_writes(config("t", id="1"), [("c", 1)], "task")
 
 
+class Tagged(JsonPlusSerializer):
+    """Calls its payloads by another tag."""
+
+    def __init__(self, tag: Any) -> None:
+        super().__init__()
+        self.tag = tag
+
+    def dumps_typed(self, obj: Any) -> tuple[str, bytes]:
+        return self.tag, super().dumps_typed(obj)[1]
+
+
+@pytest.mark.parametrize("tag", ["a\x00b", "a\ud800b", "empty", None, b"msgpack", 5])
+@SOME
+def test_a_tag_that_cannot_be_stored_is_told(backend: Backend, ready_url: URL, tag: Any) -> None:
+    """On either dialect; a payload called "empty" would be read as none."""
+    with called(backend, ready_url, serde=Tagged(tag)) as saver:
+        calls: list[Callable[[], Any]] = [
+            lambda: put(saver, "t", {"c": [1]}),
+            lambda: put(saver, "t", {}, metadata={"a": {1: 2}}),
+            lambda: put(saver, "t", {}, versions_seen={1: 2}),
+            lambda: saver.put_writes(config("t", id="1"), [("c", 1)], "task"),
+            lambda: list(saver.list(None, filter={"a": {1: 2}})),
+        ]
+        for call in calls:
+            with pytest.raises(InvalidConfig, match=r"the serde calls .* dumps_typed"):
+                call()
+        assert saver.get_tuple(config("t")) is None
+
+
 @SOME
 def test_a_graph_says_which_channel_it_was(saver: Called) -> None:
     class State(TypedDict):

@@ -124,7 +124,8 @@ def sql(
         start, end = (_position(revision) for revision in (since, to))
         run = command.upgrade if start <= end else command.downgrade
         names = f"{_known(since)}:{_known(to)}"
-        run(configuration(Place(schema, prefix), dialect=dialect), names, sql=True)
+        place = Place(schema, prefix).fitting(dialect)
+        run(configuration(place, dialect=dialect), names, sql=True)
 
 
 @app.command()

@@ -12,6 +12,8 @@ from typing import Any
 
 from sqlalchemy import Connection
 
+from ckpt_orm.names import check_names
+
 #: The tables of the newest revision, without prefix, in the order they are created.
 TABLES = ("checkpoints", "checkpoint_blobs", "checkpoint_writes", "checkpoint_segments")
 
@@ -32,10 +34,24 @@ class Place:
 
     @classmethod
     def on(cls, connection: Connection | None, schema: str | None, prefix: str) -> Place:
-        """The place as `connection` sees it, through its `schema_translate_map`."""
+        """The place as `connection` sees it, through its `schema_translate_map`.
+
+        Raises:
+            InvalidConfig: where names would not fit into the database.
+        """
         options = connection.get_execution_options() if connection is not None else {}
         translate: dict[str | None, Any] = options.get("schema_translate_map") or {}
-        return cls(translate.get(schema, schema), prefix)
+        place = cls(translate.get(schema, schema), prefix)
+        return place.fitting(connection.dialect.name if connection is not None else "")
+
+    def fitting(self, dialect: str) -> Place:
+        """The place, if a database of that dialect can have it.
+
+        Raises:
+            InvalidConfig: where it cannot.
+        """
+        check_names(self.schema, self.prefix, dialect)
+        return self
 
     @property
     def version_table(self) -> str:
