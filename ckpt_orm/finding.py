@@ -22,7 +22,7 @@ from sqlalchemy import Connection, Row
 from ckpt_orm.codec import Codec, ordered
 from ckpt_orm.errors import InvalidConfig
 from ckpt_orm.operations import Selection, reads
-from ckpt_orm.policies import born_at
+from ckpt_orm.policies import stored_at
 from ckpt_orm.rows import FoundWrite, Key, check_key, key_of
 from ckpt_orm.statements import Statements
 from ckpt_orm.tenants import AnyRunner, TenantRunner
@@ -40,7 +40,9 @@ class ThreadSummary:
         namespaces: "" for the root graph, and those of its subgraphs, in order.
         checkpoints: how many it has, in all namespaces.
         checkpoint_id: the newest one of the root graph; of the first namespace where there is none.
-        updated_at: when that one was stored, or else made; None where neither is known.
+        updated_at: when that one was stored, or else made, in UTC; None where neither is known. On
+            SQLite it is exact by the time in the checkpoint's id, and a whole second where that is
+            of another one, as in a copied thread.
         step: its step, -1 for the input.
         source: "input", "loop", "update" or "fork".
         interrupts: what its tasks wait for, as `interrupt()` was given it, in the tasks' order.
@@ -265,7 +267,7 @@ class Finding:
             namespaces=tuple(sorted(rows.namespaces)),
             checkpoints=sum(rows.namespaces.values()),
             checkpoint_id=head.checkpoint_id,
-            updated_at=born_at(head.checkpoint_id, head.created_at, None),
+            updated_at=stored_at(head.checkpoint_id, head.created_at),
             step=_number(head.step),
             source=head.source,
             interrupts=tuple(one for value in asked for one in _several(value)),

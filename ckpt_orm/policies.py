@@ -198,9 +198,23 @@ def _parsed(ts: str | None) -> datetime | None:
         return None
 
 
+def stored_at(checkpoint_id: str, created_at: datetime | None) -> datetime | None:
+    """When a checkpoint was stored, or else made.
+
+    SQLite notes whole seconds, by the clock of the process that stores. The time in an id, which is
+    from such a clock too, says where in that second it was.
+    """
+    made, stored = minted(checkpoint_id), aware(created_at)
+    if stored is None or made is None or stored.microsecond:
+        return stored or made
+    return made if made.replace(microsecond=0) == stored else stored
+
+
 def aware(at: datetime | None) -> datetime | None:
-    """A time with its zone; SQLite's have none, and are UTC."""
-    return at.replace(tzinfo=timezone.utc) if at is not None and at.tzinfo is None else at
+    """A time in UTC, as SQLite's are; a server tells them in the zone of the session."""
+    if at is None:
+        return None
+    return at.replace(tzinfo=timezone.utc) if at.tzinfo is None else at.astimezone(timezone.utc)
 
 
 def _older(age: timedelta, at: datetime | None, now: datetime) -> bool:

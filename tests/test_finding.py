@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import operator
 import re
+import time
 from collections import Counter
 from datetime import datetime, timedelta, timezone
 from typing import Annotated, Any
+from uuid import UUID
 
 import pytest
 from backends import BACKENDS, Backend, Called, called, named
@@ -15,10 +17,12 @@ from builders import config, id_of, put
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from langgraph.graph import START, StateGraph
 from langgraph.types import Command, interrupt
+from servers import execute
 from sqlalchemy import URL, Engine, event, text
 from typing_extensions import TypedDict
 
 from ckpt_orm import InvalidConfig, ThreadSummary
+from ckpt_orm.policies import UUID_EPOCH, stored_at
 
 #: One backend of each dialect and colour, where the statement and not the driver is in question.
 FOUR = named([b for b in BACKENDS if b.name in ("sqlite", "aiosqlite", "psycopg", "asyncpg")])
@@ -48,6 +52,50 @@ def test_a_thread_is_told_by_the_root_graphs_newest_checkpoint(saver: Called) ->
         interrupts=(),
     )
     assert (other.namespaces, other.step, other.source) == (("only:1",), 2, "update")
+
+
+def test_a_time_is_exact_and_in_utc(backend: Backend, backend_url: URL) -> None:
+    """Whatever zone the sessions are in; a copy on SQLite has the second of its row."""
+    if backend.database == "postgres":
+        zone = f"ALTER DATABASE {backend_url.database} SET timezone TO 'Asia/Kolkata'"
+        execute(backend_url, zone)
+    with called(backend, backend_url) as saver:
+        before = datetime.now(timezone.utc)
+        put(saver, "t", {"n": 1})
+        between = datetime.now(timezone.utc)
+        (told,) = saver.threads()
+        assert before < told.updated_at < between
+        assert type(told.updated_at) is datetime
+        assert told.updated_at.tzinfo is timezone.utc
+
+        time.sleep(1)
+        saver.copy_thread("t", "copy")
+        copied = next(iter(saver.threads())).updated_at
+        second = timedelta(seconds=1 if backend.database == "sqlite" else 0)
+        assert between - second < copied < datetime.now(timezone.utc)
+        assert copied.tzinfo is timezone.utc
+        assert (copied.microsecond == 0) == (backend.database == "sqlite")
+
+
+@pytest.mark.parametrize(
+    ("created", "expected"),
+    [
+        ("2026-01-02 03:04:05", "2026-01-02T03:04:05.250000+00:00"),
+        ("2026-01-02 03:04:05.500000", "2026-01-02T03:04:05.500000+00:00"),
+        ("2026-01-02 03:04:06", "2026-01-02T03:04:06+00:00"),
+        ("2026-01-02 03:04:06.500000", "2026-01-02T03:04:06.500000+00:00"),
+        ("2026-01-02 08:34:05.700000+05:30", "2026-01-02T03:04:05.700000+00:00"),
+        (None, "2026-01-02T03:04:05.250000+00:00"),
+    ],
+)
+def test_where_in_its_second_a_row_was_stored(created: str | None, expected: str) -> None:
+    at = datetime(2026, 1, 2, 3, 4, 5, 250_000, tzinfo=timezone.utc)
+    ticks = int(at.timestamp() * 10**7) + UUID_EPOCH
+    high, low = ticks >> 12, ticks & 0xFFF
+    id = str(UUID(int=high << 80 | 6 << 76 | low << 64 | 2 << 62))
+    found = stored_at(id, created and datetime.fromisoformat(created))
+    assert found is not None
+    assert found.isoformat() == expected
 
 
 def test_pages_agree_with_the_list_of_everything(saver: Called) -> None:
