@@ -276,7 +276,7 @@ class Codec:
         tag = tag_of(blob)
         if self.zstd is not None and not is_log(blob):
             tag, payload = self._larger(tag, payload, row)
-            blob = blob._replace(type=tag, blob=payload)
+            blob = blob._replace(type=tag, blob=payload, digest=None)
         if self.logs is not None:
             self.logs.read(key, blob, payload, segments)
         return self._loads(tag, payload, "checkpoint_blobs", row)

@@ -279,8 +279,9 @@ def _binder(made: Any, processors: Mapping[str, Callable[[Any], Any]]) -> Callab
     binds: dict[str, Any] = made.binds
     asked = {name: bind.callable for name, bind in binds.items() if bind.callable is not None}
     fixed = {name: bind.value for name, bind in binds.items() if bind.value is not None}
-    if names and len(names) > 1 and not fixed and not asked and not processors:
-        return itemgetter(*names)
+    if names and len(names) > 1 and not asked and not processors:
+        in_order = itemgetter(*names)
+        return (lambda given: in_order({**fixed, **given})) if fixed else in_order
 
     def bind(given: Mapping[str, Any]) -> Any:
         values = {**fixed, **given}

@@ -82,7 +82,8 @@ class Logs:
     def remember(self, key: Key, blob: Blob, log: Log | None) -> None:
         """Remember a version that was stored, as a log or whole."""
         if log is not None:
-            known = log.grown.known(blob.version, log.blob.type, _payload(log))
+            whole = log.blob
+            known = log.grown.known(blob.version, whole.type, _payload(log), whole.digest)
             self.shelf.memory.remember(self._channel(key, blob), known)
         elif self._may_grow(blob):
             bases = self.shelf.memory.recall(self._channel(key, blob))
@@ -115,6 +116,7 @@ class Logs:
                 [row.start for row in rows],
                 length=rows[-1].start + len(rows[-1].data) if rows else None,
                 tip=rows[-1].digest if rows else None,
+                digest=blob.digest,
             )
             self.shelf.memory.remember(self._channel(key, blob), known)
         elif self._may_grow(blob):
@@ -127,7 +129,7 @@ class Logs:
         return growth.Channel(key.thread_id, key.checkpoint_ns, blob.channel, self._tenant)
 
     def _remember_whole(self, key: Key, blob: Blob) -> None:
-        known = growth.Known.whole(blob.version, blob.type, blob.blob or b"")
+        known = growth.Known.whole(blob.version, blob.type, blob.blob or b"", blob.digest)
         self.shelf.memory.remember(self._channel(key, blob), known)
 
 
@@ -170,12 +172,15 @@ def _with_logs(rows: PutRows, logs: Sequence[Log | None]) -> PutRows:
 
 def as_log(log: Log) -> Blob:
     """The row of a value that is stored as a log."""
-    manifest = log.grown.manifest
-    return log.blob._replace(
-        type=log.blob.type + LOG,
-        blob=manifest.encode(),
-        chain=manifest.chain,
-        stop=log.grown.end.length,
+    whole, manifest = log.blob, log.grown.manifest
+    return Blob(
+        whole.channel,
+        whole.version,
+        whole.type + LOG,
+        manifest.encode(),
+        whole.digest,
+        manifest.chain,
+        log.grown.end.length,
     )
 
 

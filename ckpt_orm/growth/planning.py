@@ -49,7 +49,7 @@ class Known(NamedTuple):
     """What this process knows of one stored version of a channel.
 
     `manifest` is None where it is stored whole, and `end` None where it has no chain or the end is
-    not known. Either the payload is at hand, or `digest`, the xxh3_128 of what follows its header.
+    not known. Either the payload is at hand, or `digest`, its xxh3_128; both where it was told.
     """
 
     version: str
@@ -62,9 +62,9 @@ class Known(NamedTuple):
     digest: bytes | None = None
 
     @classmethod
-    def whole(cls, version: str, tag: str, payload: bytes) -> Known:
+    def whole(cls, version: str, tag: str, payload: bytes, digest: bytes | None = None) -> Known:
         """A version that was stored or read whole."""
-        return cls(version, tag, len(payload), header_of(tag, payload), None, None, payload)
+        return cls(version, tag, len(payload), header_of(tag, payload), None, None, payload, digest)
 
     @classmethod
     def read(
@@ -77,6 +77,7 @@ class Known(NamedTuple):
         *,
         length: int | None = None,
         tip: bytes | None = None,
+        digest: bytes | None = None,
     ) -> Known:
         """A version that was read as a log.
 
@@ -89,14 +90,14 @@ class Known(NamedTuple):
             rows = tuple(starts)
             loose = rows[rows.index(manifest.loose) :] if manifest.loose in rows else ()
             end = End(tip, length, len(rows), loose)
-        return cls(version, tag, len(payload), header_of(tag, payload), manifest, end, payload)
+        header = header_of(tag, payload)
+        return cls(version, tag, len(payload), header, manifest, end, payload, digest)
 
     def without_payload(self) -> Known:
         """The same in a few hundred bytes: that a later value begins with it can still be seen."""
         if self.payload is None:
             return self
-        digest = xxh3_128_digest(memoryview(self.payload)[len(self.header) :])
-        return self._replace(payload=None, digest=digest)
+        return self._replace(payload=None, digest=self.digest or xxh3_128_digest(self.payload))
 
     def begins(self, payload: bytes) -> bool:
         """Whether `payload`, of the same tag, is this value with something appended to it."""
@@ -105,7 +106,9 @@ class Known(NamedTuple):
             return False
         if self.payload is not None:
             return payload.startswith(memoryview(self.payload)[len(self.header) :], start)
-        return xxh3_128_digest(memoryview(payload)[start : start + size]) == self.digest
+        found = xxh3_128(self.header)
+        found.update(memoryview(payload)[start : start + size])
+        return found.digest() == self.digest
 
 
 class Grown(NamedTuple):
@@ -124,10 +127,10 @@ class Grown(NamedTuple):
     data: bytes
     folds: bool = False
 
-    def known(self, version: str, tag: str, payload: bytes) -> Known:
+    def known(self, version: str, tag: str, payload: bytes, digest: bytes | None = None) -> Known:
         """What is known once this is committed."""
-        header = header_of(tag, payload)
-        return Known(version, tag, len(payload), header, self.manifest, self.end, payload)
+        header, size = header_of(tag, payload), len(payload)
+        return Known(version, tag, size, header, self.manifest, self.end, payload, digest)
 
 
 def plan(
