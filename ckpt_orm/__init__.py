@@ -30,6 +30,7 @@ What is public is named here. To read the code, follow a call:
     compacting   a value where a DeltaChannel had to be rebuilt
     upkeep       the saver's methods for an operator
     models       the tables, as declarative models
+    urls         a URL as somebody wrote it
     names        what a schema and a prefix may be
     columns      an application's own columns on them
     migrations   the revisions that create and change them
@@ -42,6 +43,7 @@ from typing import TYPE_CHECKING, Any
 
 from ckpt_orm.columns import from_config, tenant_column
 from ckpt_orm.errors import (
+    BadURL,
     CheckpointError,
     CorruptCheckpoint,
     DatabaseError,
@@ -83,6 +85,7 @@ if TYPE_CHECKING:
     from ckpt_orm.verifying import Fault, Report
 
 __all__ = [
+    "BadURL",
     "Base",
     "Checkpoint",
     "CheckpointBlob",

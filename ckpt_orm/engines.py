@@ -12,11 +12,12 @@ from collections.abc import AsyncGenerator
 from typing import TYPE_CHECKING, Any, cast
 from weakref import WeakKeyDictionary, ref
 
-from sqlalchemy import URL, Engine, create_engine, event, make_url
-from sqlalchemy.pool import QueuePool, SingletonThreadPool, StaticPool
+from sqlalchemy import URL, Engine, create_engine, event
+from sqlalchemy.pool import Pool, QueuePool, SingletonThreadPool, StaticPool
 
-from ckpt_orm.errors import WrongEngine
+from ckpt_orm.errors import InvalidConfig, WrongEngine
 from ckpt_orm.statements import dialect_named
+from ckpt_orm.urls import parse
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine
@@ -67,19 +68,21 @@ def create(url: str | URL, pooler: str | None = None, **kwargs: Any) -> Engine |
     A memory database is always served by a sync engine, which is not bound to a loop.
 
     Raises:
+        BadURL: where the URL cannot be read.
         UnsupportedDialect: for a database other than SQLite and Postgres.
-        WrongEngine: for a pooler that the driver does not work with.
+        InvalidConfig: for a pool that is none.
+        WrongEngine: for a driver that is not there, or a pooler that it does not work with.
     """
-    url = _with_driver(make_url(url))
-    dialect_named(url.get_backend_name())
+    url = _with_driver(parse(url))
     _check_installed(url)
+    _check_pool(kwargs.get("pool"))
     arguments = {
         **CONNECT_ARGS.get(url.get_driver_name(), {}),
         **_pooler_args(url, pooler),
-        **kwargs.pop("connect_args", {}),
+        **(kwargs.pop("connect_args", None) or {}),
     }
     kwargs["connect_args"] = arguments
-    options = kwargs["execution_options"] = {**kwargs.get("execution_options", {})}
+    options = kwargs["execution_options"] = {**(kwargs.get("execution_options") or {})}
     options[KEEPS] = not POOLING & kwargs.keys()
     levels = {"isolation_level", "pool"} & (kwargs.keys() | options.keys())
     if url.get_backend_name() == "postgresql" and not levels:
@@ -120,6 +123,16 @@ def _check_installed(url: URL) -> None:
         raise WrongEngine(
             f"the driver {driver!r} is not installed: pip install '{name}'"
         ) from error
+
+
+def _check_pool(pool: object) -> None:
+    if pool is not None and not isinstance(pool, Pool):
+        kind = pool if isinstance(pool, type) else type(pool)
+        raise InvalidConfig(
+            f"pool is a {kind.__module__}.{kind.__qualname__}: pass an object of a class in "
+            "sqlalchemy.pool, or a class of those as poolclass; for an engine there is "
+            "SQLAlchemySaver(engine)"
+        )
 
 
 def _pooler_args(url: URL, pooler: str | None) -> dict[str, Any]:
@@ -186,7 +199,7 @@ def tune(engine: Engine | AsyncEngine) -> None:
 
 def _with_driver(url: URL) -> URL:
     """The URL with the driver it means: psycopg for Postgres, pysqlite for a memory database."""
-    if url.drivername in ("postgres", "postgresql"):
+    if url.drivername == "postgresql":
         return url.set(drivername="postgresql+psycopg")
     return url.set(drivername="sqlite") if in_memory(url) else url
 

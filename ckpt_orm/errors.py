@@ -36,6 +36,23 @@ class NotSerializable(InvalidConfig, TypeError):
         return f"{where} cannot be stored: the serde cannot hold {problem}; {remedy}"
 
 
+class BadURL(InvalidConfig):
+    """A database's URL that cannot be read, no part of which is shown.
+
+    Args:
+        problem: what is wrong with it, in words.
+    """
+
+    def __init__(self, problem: str) -> None:
+        super().__init__(problem)
+
+    def __str__(self) -> str:
+        return (
+            f"the database's URL {self.args[0]}: write postgresql://user:password@host/name, or "
+            "sqlite:///file.db (for an engine there is SQLAlchemySaver(engine))"
+        )
+
+
 class WrongEngine(CheckpointError, RuntimeError):
     """The saver holds no engine of the colour that was asked for, or one it could not serve."""
 
@@ -69,7 +86,7 @@ class UnsupportedDialect(WrongEngine):
     def __str__(self) -> str:
         return (
             f"ckpt_orm supports the dialects 'sqlite' and 'postgresql', not {self.args[0]!r}: "
-            "pass an engine for one of these"
+            "pass an engine or a URL for one of these"
         )
 
 

@@ -91,10 +91,11 @@ class Lifetime(BaseCheckpointSaver[str]):
             **engine_kwargs: handed to `create_engine`, such as pool_size or connect_args.
 
         Raises:
-            InvalidConfig: as for the class.
+            BadURL: where the URL cannot be read.
+            InvalidConfig: as for the class, and for a pool that is none.
             ValueError: as for the class.
             UnsupportedDialect: for a database other than SQLite and Postgres.
-            WrongEngine: for a pooler and a driver that cannot do without prepared statements.
+            WrongEngine: for a driver that is not there, or that a pooler does not work with.
         """
         saver = cls.__new__(cls)
         BaseCheckpointSaver.__init__(saver, serde=serde)

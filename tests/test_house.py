@@ -16,7 +16,8 @@ PACKAGE = Path(ckpt_orm.__file__).parent
 #: Rooms in the order of their floors: a file imports only from floors below its own.
 FLOORS = [
     {"version", "errors", "forks", "words"},
-    {"documents", "models", "columns", "scope", "growth", "failures", "compression", "names"},
+    {"documents", "models", "columns", "scope", "growth", "failures", "compression"}
+    | {"names", "urls"},
     {"rows", "migrations", "refusals"},
     {"logs", "messages", "parcels", "unchanged"},
     {"codec"},

@@ -35,6 +35,7 @@ from ckpt_orm.cli.demo_claims import Evidence, answers_stored, id_of, verify
 from ckpt_orm.engines import create, in_memory
 from ckpt_orm.errors import CheckpointError
 from ckpt_orm.models import Checkpoint, CheckpointWrite
+from ckpt_orm.urls import parse
 
 DEFAULT_URL = "sqlite:///ckpt_orm_demo.db"
 
@@ -95,7 +96,7 @@ def disposing(engine: Engine) -> Iterator[None]:
 
 def engine_of(url: str) -> Engine:
     """The engine of a database that two processes can share and both colours can use."""
-    if in_memory(make_url(url)):
+    if in_memory(parse(url)):
         raise typer.BadParameter("two processes cannot share a database in memory: name a file")
     engine = create(url)
     if not isinstance(engine, Engine):

@@ -18,7 +18,7 @@ from sqlalchemy import URL, Connection
 from sqlalchemy.exc import SQLAlchemyError
 
 from ckpt_orm.engines import in_memory
-from ckpt_orm.errors import CheckpointError, DatabaseUnavailable
+from ckpt_orm.errors import BadURL, CheckpointError, DatabaseUnavailable, WrongEngine
 from ckpt_orm.migrations import connect
 
 _T = TypeVar("_T")
@@ -85,7 +85,7 @@ def failures(unreachable: int) -> Iterator[None]:
 
     try:
         yield
-    except DatabaseUnavailable as error:
+    except (DatabaseUnavailable, BadURL, WrongEngine) as error:
         fail(str(error), unreachable)
     except (CheckpointError, CommandError) as error:
         fail(str(error), 1)

@@ -10,17 +10,23 @@ from collections.abc import Callable
 from importlib.util import find_spec
 from typing import TypeVar
 
-from sqlalchemy import URL, Connection, create_engine, make_url
+from sqlalchemy import URL, Connection, create_engine
 from sqlalchemy.pool import NullPool
+
+from ckpt_orm.urls import parse
 
 _T = TypeVar("_T")
 
-_POSTGRES = {"postgres", "postgresql", "postgresql+asyncpg", "postgresql+psycopg_async"}
+_POSTGRES = {"postgresql", "postgresql+asyncpg", "postgresql+psycopg_async"}
 
 
 def sync_url(url: str | URL) -> URL:
-    """The URL with a sync driver, where there is one."""
-    made = make_url(url)
+    """The URL with a sync driver, where there is one.
+
+    Raises:
+        BadURL: and other errors, as `urls.parse` does.
+    """
+    made = parse(url)
     if made.drivername == "sqlite+aiosqlite":
         return made.set(drivername="sqlite")
     if made.drivername in _POSTGRES:

@@ -109,6 +109,10 @@ def test_check(engine: Engine, database_url: URL) -> None:
         "sqlite:////no/such/folder/file.db?sesame",
         "nonsense-sesame",
         "oracle+nothing://me:sesame@localhost/none",
+        "mysql://me:sesame@localhost/none",
+        "postgresql+nothing://me:sesame@localhost/none",
+        "postgresql://me:open@sesame:1@localhost/none",
+        "postgresql://me:sesame@localhost:99999/none",
     ],
 )
 def test_unreachable(url: str) -> None:

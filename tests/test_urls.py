@@ -1,0 +1,127 @@
+"""A URL that is wrong: what is wrong with it and what to write, and never a part of it."""
+
+from __future__ import annotations
+
+import traceback
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import URL, NullPool, QueuePool, create_engine
+from sqlalchemy.exc import ArgumentError
+from typer.testing import CliRunner
+
+from ckpt_orm import InvalidConfig, SQLAlchemySaver, UnsupportedDialect, WrongEngine
+from ckpt_orm.cli.commands import app
+from ckpt_orm.errors import BadURL
+from ckpt_orm.urls import DRIVERS, parse
+
+SECRET = "s3cret"
+
+UNREADABLE = [
+    "foo",
+    "/srv/foo.db",
+    "sqlite:foo.db",
+    " sqlite://",
+    f"host=h password={SECRET}",
+    f"postgresql:/u:{SECRET}@h/d",
+]
+BAD_PORTS = [
+    f"postgresql://u:{SECRET}@h:bad/d",
+    f"postgresql://u:{SECRET}@h:/d",
+    f"postgresql://u:pa@{SECRET}:1@h/d",
+    f"postgresql://u:pa@ss:{SECRET}@h/d",
+]
+
+
+@pytest.mark.parametrize(
+    ("url", "says"),
+    [
+        (None, "is not set"),
+        ("", "is not set"),
+        (b"sqlite://", "is of type bytes"),
+        (Path("a.db"), "is of type PosixPath"),
+        *((url, "cannot be read") for url in UNREADABLE),
+        *((url, r"has a port that is no number .* write @ as %40") for url in BAD_PORTS),
+        (f"postgresql://u:{SECRET}@h:99999/d", "has a port that is not one of 1 to 65535"),
+        (
+            URL.create("postgresql", "u", SECRET, "h", 0, "d"),
+            "has a port that is not one of 1 to 65535",
+        ),
+    ],
+)
+def test_a_url_that_cannot_be_read(url: Any, says: str) -> None:
+    with pytest.raises(BadURL, match=f"the database's URL {says}.* sqlite:///file.db") as caught:
+        SQLAlchemySaver.from_url(url)
+    assert isinstance(caught.value, InvalidConfig)
+    assert SECRET not in "".join(traceback.format_exception(caught.value))
+
+
+def test_an_engine_is_no_url() -> None:
+    engine = create_engine("sqlite://")
+    with pytest.raises(BadURL, match=r"of type Engine.* SQLAlchemySaver\(engine\)"):
+        SQLAlchemySaver.from_url(engine)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("url", [f"mysql://u:{SECRET}@h/d", f"http+nothing://u:{SECRET}@h/d"])
+def test_another_database(url: str) -> None:
+    with pytest.raises(UnsupportedDialect, match="an engine or a URL") as caught:
+        SQLAlchemySaver.from_url(url)
+    assert SECRET not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", DRIVERS)
+def test_an_unknown_driver(name: str) -> None:
+    known = rf"no driver 'psycopgg' for {name}: write {name}:// or .*{DRIVERS[name][1]}"
+    with pytest.raises(WrongEngine, match=known) as caught:
+        SQLAlchemySaver.from_url(f"{name}+psycopgg://u:{SECRET}@h/d")
+    assert SECRET not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["postgres", "postgresql"])
+def test_known_drivers(name: str) -> None:
+    for driver in DRIVERS["postgresql"]:
+        url = f"{name}+{driver}://u:{SECRET}@h:5432/d"
+        assert parse(url) == URL.create(f"postgresql+{driver}", "u", SECRET, "h", 5432, "d")
+        assert SECRET not in repr(SQLAlchemySaver.from_url(url))
+
+
+def test_what_sqlalchemy_says_well_is_left_to_it() -> None:
+    with pytest.raises(ArgumentError, match="sqlite:////absolute/path"):
+        SQLAlchemySaver.from_url("sqlite://foo.db")
+
+
+@pytest.mark.parametrize("url", ["sqlite:///{}", "sqlite+aiosqlite:///{}", "postgresql://h/d"])
+@pytest.mark.parametrize("pool", ["QueuePool", QueuePool, object(), create_engine("sqlite://")])
+def test_a_pool_that_is_none(url: str, pool: Any, tmp_path: Path) -> None:
+    with pytest.raises(InvalidConfig, match=r"pool is a .* in sqlalchemy\.pool"):
+        SQLAlchemySaver.from_url(url.format(tmp_path / "a.db"), pool=pool)
+
+
+def test_a_pool_and_arguments_that_are_none(sqlite_url: URL) -> None:
+    made: list[Any] = []
+
+    def connect() -> Any:
+        import sqlite3
+
+        made.append(sqlite3.connect(str(sqlite_url.database), check_same_thread=False))
+        return made[-1]
+
+    nothing: dict[str, Any] = {"connect_args": None, "execution_options": None}
+    with SQLAlchemySaver.from_url(sqlite_url, pool=NullPool(connect), **nothing) as saver:
+        saver.setup()
+        assert saver.count() == 0
+    assert made
+
+
+@pytest.mark.parametrize(
+    "command", [["check"], ["verify"], ["sweep", "--keep-last", "1"], ["demo"]]
+)
+@pytest.mark.parametrize("url", [*UNREADABLE, *BAD_PORTS, f"mysql://u:{SECRET}@h/d"])
+def test_the_commands(command: list[str], url: str) -> None:
+    done = CliRunner().invoke(app, [*command, "--url", url])
+    assert done.exit_code == (2 if command[0] in ("check", "verify") else 1), done.output
+    assert done.stderr.startswith("ckpt-orm")
+    assert "postgresql" in done.stderr
+    assert "Traceback" not in done.output
+    assert SECRET not in done.output
