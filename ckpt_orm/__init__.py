@@ -35,6 +35,7 @@ What is public is named here. To read the code, follow a call:
     columns      an application's own columns on them
     migrations   the revisions that create and change them
     errors       what can go wrong, each with its remedy
+    reasons      why a database was not reached or has refused
     words        how numbers are told
 """
 

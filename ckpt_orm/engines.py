@@ -191,10 +191,14 @@ def tune(engine: Engine | AsyncEngine) -> None:
 
     @event.listens_for(sync, "connect")
     def connected(connection: Any, record: object) -> None:
-        cursor = connection.cursor()
-        cursor.execute(f"PRAGMA busy_timeout={BUSY_TIMEOUT}")
-        cursor.execute("PRAGMA journal_mode=WAL")
-        cursor.close()
+        try:
+            cursor = connection.cursor()
+            cursor.execute(f"PRAGMA busy_timeout={BUSY_TIMEOUT}")
+            cursor.execute("PRAGMA journal_mode=WAL")
+            cursor.close()
+        except Exception:  # the file is no database, or locked
+            connection.close()
+            raise
 
 
 def _with_driver(url: URL) -> URL:

@@ -224,24 +224,28 @@ class DatabaseError(CheckpointError):
         operation: what was being done.
         code: the SQLSTATE, or SQLite's name of the error, or "" where the driver gave none.
         kind: the class of the driver's error.
+        reason: why, and what to do, in words; "" where the code and the class are all there is.
     """
 
     advice = "see the cause for the database's own words"
 
-    def __init__(self, operation: str, code: str, kind: str) -> None:
+    def __init__(self, operation: str, code: str, kind: str, reason: str = "") -> None:
         super().__init__(operation, code, kind)
         # Not read back from `args`, of which an OSError keeps two.
-        self.operation, self.code, self.kind = operation, code, kind
+        self.operation, self.code, self.kind, self.reason = operation, code, kind, reason
 
     def __str__(self) -> str:
         code = f" ({self.code})" if self.code else ""
-        return f"{self.operation} failed: {self.kind}{code}; {self.advice}"
+        return f"{self.operation} failed: {self.kind}{code}; {self.reason or self.advice}"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.operation, self.code, self.kind)
+        return type(self), (self.operation, self.code, self.kind, self.reason)
 
 
 class DatabaseUnavailable(DatabaseError, ConnectionError):
-    """The connection was lost, refused or busy, and stayed so while the operation was retried."""
+    """No connection could be had, or it was lost or busy, as often as the operation was tried.
+
+    What another run cannot mend, such as a wrong password, is not tried again.
+    """
 
     advice = "it was tried several times: see whether the server can be reached, and call again"

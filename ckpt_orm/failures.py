@@ -20,9 +20,11 @@ from sqlalchemy.exc import (
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from ckpt_orm.errors import CheckpointError, DatabaseError, DatabaseUnavailable
+from ckpt_orm.reasons import reason_of, was_refused
 
-#: A failure that another run may not meet: serialization, deadlock, a server that stops or starts.
-PASSING = {"40001", "40P01", "57P01", "57P02", "57P03"}
+#: A failure that another run may not meet: serialization, deadlock, a server that stops or starts,
+#: or has no connection left.
+PASSING = {"40001", "40P01", "57P01", "57P02", "57P03", "53300"}
 
 #: A table or column is not there: undefined table, column, schema; SQLite has one code for all.
 MISSING = {"42P01", "42703", "3F000", "SQLITE_ERROR"}
@@ -49,8 +51,10 @@ CLASSES = {
 }
 
 
-def code_of(error: DBAPIError) -> str:
+def code_of(error: BaseException) -> str:
     """The SQLSTATE, or SQLite's name of the error; "" where the driver has none."""
+    if not isinstance(error, DBAPIError):
+        return ""
     fields = next(iter(getattr(error.orig, "args", ())), None)
     if isinstance(fields, dict):  # pg8000: the server's message, by its field letters
         return str(fields.get("C", ""))
@@ -74,9 +78,10 @@ def passes(error: BaseException) -> bool:
     """Whether the whole operation is worth another run.
 
     Where something was missing, that run looks at the schema first. A pool that had no connection
-    to give has waited long enough already.
+    to give has waited long enough already, and a server that refuses a password stays with it.
     """
-    return is_missing(error) or (is_unavailable(error) and not isinstance(error, PoolTimeout))
+    stays = isinstance(error, PoolTimeout) or was_refused(error, code_of(error))
+    return is_missing(error) or (is_unavailable(error) and not stays)
 
 
 def is_missing(error: BaseException) -> bool:
@@ -95,6 +100,7 @@ def is_unavailable(error: BaseException) -> bool:
             error.connection_invalidated
             or code.startswith(("08", "SQLITE_BUSY", "SQLITE_LOCKED"))
             or code in PASSING
+            or was_refused(error, code)
             # What no server has reported happened on the way to it.
             or (not code and isinstance(error, (OperationalError, InterfaceError)))
         )
@@ -131,7 +137,6 @@ class translated:
 def _told(operation: str, error: BaseException) -> CheckpointError:
     if isinstance(error, StatementError):
         error.hide_parameters = True  # its text would show what was to be stored
-    code = code_of(error) if isinstance(error, DBAPIError) else ""
-    kind = type(getattr(error, "orig", None) or error).__name__
+    code, kind = code_of(error), type(getattr(error, "orig", None) or error).__name__
     wrapper = DatabaseUnavailable if is_unavailable(error) else DatabaseError
-    return wrapper(operation, code, kind)
+    return wrapper(operation, code, kind, reason_of(error, code))

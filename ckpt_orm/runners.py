@@ -19,12 +19,14 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import Pool
 from tenacity import (
     AsyncRetrying,
+    RetryCallState,
     Retrying,
     retry_if_exception,
     stop_after_attempt,
     stop_after_delay,
     wait_random_exponential,
 )
+from tenacity.stop import stop_base
 
 from ckpt_orm import lanes, migrations
 from ckpt_orm.combining import Batch, Call, Lines, steps_of
@@ -42,6 +44,7 @@ from ckpt_orm.forks import after_fork
 from ckpt_orm.logs import Logs, Shelf
 from ckpt_orm.models import Models
 from ckpt_orm.operations import Access, Operation
+from ckpt_orm.reasons import may_be_refused
 from ckpt_orm.spares import Loan, spares_of
 from ckpt_orm.statements import statements_for
 from ckpt_orm.waiting import Turns, in_thread
@@ -53,9 +56,19 @@ R = TypeVar("R")
 Growth = Literal["append", "whole"] | None
 _GROWS: dict[Growth, bool | None] = {"append": True, "whole": False, None: None}
 
+
+class StopIfLikelyRefused(stop_base):
+    """Stops what may pass, and most likely will not."""
+
+    def __call__(self, retry_state: RetryCallState) -> bool:
+        """Whether it has run three times, of which the first one is not counted here."""
+        error = retry_state.outcome.exception() if retry_state.outcome else None
+        return retry_state.attempt_number >= 2 and may_be_refused(error)
+
+
 #: How a failure that passes is retried: up to 5 runs, some 3 seconds in all.
 RETRY: dict[str, Any] = {
-    "stop": stop_after_attempt(5) | stop_after_delay(3),
+    "stop": stop_after_attempt(5) | stop_after_delay(3) | StopIfLikelyRefused(),
     "wait": wait_random_exponential(multiplier=0.1, max=2),
     "retry": retry_if_exception(lambda error: passes(error)),
     "reraise": True,
@@ -129,7 +142,7 @@ class Runner:
         Raises:
             WrongEngine: where the saver holds an AsyncEngine only.
             SchemaNotReady: where the tables are missing or older than this release.
-            DatabaseUnavailable: where the database could not be reached in several runs.
+            DatabaseUnavailable: where the database could not be reached, in several runs if they help.
             DatabaseError: where it refused the operation.
         """
         engine = self._sync_engine()

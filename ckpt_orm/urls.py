@@ -33,6 +33,8 @@ def parse(url: str | URL) -> URL:
     made = url if isinstance(url, URL) else _read(url)
     if made.port is not None and not 0 < made.port <= MAX_PORT:
         raise BadURL(f"has a port that is not one of 1 to {MAX_PORT}")
+    if made.host and "@" in made.host:
+        raise BadURL(f"has an @ in its host ({_QUOTED})")
     name, _, driver = made.drivername.partition("+")
     if name == "postgres":
         made, name = made.set(drivername=f"postgresql{'+' if driver else ''}{driver}"), "postgresql"

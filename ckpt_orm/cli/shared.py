@@ -19,7 +19,9 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from ckpt_orm.engines import in_memory
 from ckpt_orm.errors import BadURL, CheckpointError, DatabaseUnavailable, WrongEngine
+from ckpt_orm.failures import code_of
 from ckpt_orm.migrations import connect
+from ckpt_orm.reasons import reason_of
 
 _T = TypeVar("_T")
 
@@ -92,8 +94,9 @@ def failures(unreachable: int) -> Iterator[None]:
     except ModuleNotFoundError as error:
         fail(f"the driver {error.name!r} is not installed", unreachable)
     except (SQLAlchemyError, OSError) as error:
-        # Of a driver's error only its own words: ours would repeat the statement.
-        fail(str(getattr(error, "orig", error)).strip(), unreachable)
+        # Of a driver's error only its own words: SQLAlchemy's would repeat the statement.
+        reason = reason_of(error, code_of(error))
+        fail(reason or str(getattr(error, "orig", error)).strip(), unreachable)
 
 
 def fail(message: str, code: int) -> NoReturn:

@@ -1,0 +1,271 @@
+"""Why a database is not reached or refuses: told with what to do, tried again where it helps."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+import sqlite3
+import time
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from backends import Backend, Called, called
+from builders import config, put
+from servers import execute
+from sqlalchemy import URL, Engine, NullPool, create_engine, event
+from sqlalchemy.ext.asyncio import create_async_engine
+from typer.testing import CliRunner
+
+from ckpt_orm import DatabaseError, DatabaseUnavailable, SQLAlchemySaver
+from ckpt_orm.cli.commands import app
+from ckpt_orm.reasons import CORRECT
+
+WRONG = "wr0ng-passw0rd"
+
+#: By driver, whether it gives the code of a failure to connect.
+DRIVERS = {"psycopg": False, "psycopg_async": False, "psycopg2": False, "asyncpg": True}
+
+
+@dataclass
+class Server:
+    """A database and roles that may do little with it."""
+
+    url: URL
+    name: str
+
+    def login(self, kind: str, password: str | None = None, database: str | None = None) -> URL:
+        named = self.url.set(username=f"{self.name}_{kind}", database=database or self.name)
+        return named if password is None else named.set(password=password)
+
+
+@pytest.fixture
+def server(postgres_url: URL) -> Iterator[Server]:
+    """Of the roles, `pw` must give a password, `full` has no connection, `poor` has no rights."""
+    name = str(postgres_url.database)
+    roles = {
+        "pw": "LOGIN PASSWORD 'right'",
+        "nologin": "NOLOGIN",
+        "full": "LOGIN CONNECTION LIMIT 0",
+        "poor": "LOGIN",
+    }
+    execute(postgres_url, *(f'CREATE ROLE "{name}_{role}" {how}' for role, how in roles.items()))
+    asked = [f'{kind} all "{name}_pw" {on} scram-sha-256' for kind, on in HBA]
+    with psycopg.connect(_conninfo(postgres_url), autocommit=True) as connection:
+        before = _rewritten(connection, "\n".join(asked) + "\n")
+        try:
+            yield Server(postgres_url, name)
+        finally:
+            _rewritten(connection, before, whole=True)
+            for role in roles:
+                connection.execute(f'DROP OWNED BY "{name}_{role}"'.encode())
+                connection.execute(f'DROP ROLE "{name}_{role}"'.encode())
+
+
+HBA = (("local", ""), ("host", "all"))
+
+
+def _conninfo(url: URL) -> str:
+    return url.set(drivername="postgresql").render_as_string(hide_password=False)
+
+
+def _rewritten(connection: Any, text: str, whole: bool = False) -> str:
+    """Put text before the lines of pg_hba.conf, or in their place; return what was there."""
+    row = connection.execute(
+        "SELECT pg_read_file(name), name FROM current_setting('hba_file') name"
+    ).fetchone()
+    content = text if whole else text + row[0]
+    made = connection.execute("SELECT lo_from_bytea(0, %s)", (content.encode(),)).fetchone()[0]
+    connection.execute("SELECT lo_export(%s, %s)", (made, row[1]))
+    connection.execute("SELECT lo_unlink(%s)", (made,))
+    connection.execute("SELECT pg_reload_conf()")
+    time.sleep(0.2)  # which it does when the signal arrives
+    return str(row[0])
+
+
+def attempts(url: URL, driver: str) -> tuple[DatabaseError, int]:
+    """What a call on an engine says, and how often it has tried to connect."""
+    url = url.set(drivername=f"postgresql+{driver}")
+    tried: list[object] = []
+    is_async = url.get_dialect().is_async
+    engine: Any = (create_async_engine if is_async else create_engine)(url, poolclass=NullPool)
+    sync = engine.sync_engine if is_async else engine
+    event.listen(sync, "do_connect", lambda *args: tried.append(args))
+    saver = SQLAlchemySaver(engine)
+    loop = asyncio.new_event_loop() if is_async else None
+    with pytest.raises(DatabaseError) as caught:
+        Called(saver, loop).get_tuple(config("t"))
+    if loop is not None:
+        loop.close()
+    words = "".join(traceback.format_exception(caught.value))
+    assert WRONG not in words
+    assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
+    return caught.value, len(tried)
+
+
+@pytest.mark.parametrize("driver", DRIVERS)
+@pytest.mark.parametrize(
+    ("kind", "code", "reason", "own", "most"),
+    [
+        ("wrong", "28P01", "refused the password: correct", "password authentication failed", 3),
+        ("none", "3D000", "no such database: create it", 'database "none" does not exist', 3),
+        (
+            "nologin",
+            "28000",
+            "see that the role exists and has LOGIN",
+            "not permitted to log in",
+            6,
+        ),
+        ("full", "53300", "no connection left: make pools smaller", "too many connections", 6),
+        ("closed", "42501", "GRANT CONNECT ON DATABASE", "permission denied for database", 6),
+    ],
+)
+def test_a_connection_that_the_server_refuses(
+    server: Server, driver: str, kind: str, code: str, reason: str, own: str, most: int
+) -> None:
+    """By its code; psycopg gives none, but knows that a password was asked for."""
+    urls = {
+        "wrong": server.login("pw", WRONG),
+        "none": server.login("pw", "right", "none"),
+        "closed": server.login("poor"),
+    }
+    if kind == "closed":
+        execute(server.url, f'REVOKE CONNECT ON DATABASE "{server.name}" FROM PUBLIC')
+    error, tried = attempts(urls.get(kind) or server.login(kind), driver)
+    assert isinstance(error, DatabaseUnavailable)
+    if DRIVERS[driver]:
+        assert error.code == code
+        assert reason in str(error)
+        assert (tried > 1) == (code == "53300")
+    else:
+        assert own in str(error)
+        assert CORRECT in str(error)
+        assert 1 < tried <= (6 if driver == "psycopg2" else most)
+
+
+@pytest.mark.parametrize("driver", ["psycopg", "psycopg_async", "asyncpg"])
+def test_a_password_that_is_not_given(server: Server, driver: str) -> None:
+    error, tried = attempts(server.login("pw").set(password=None), driver)
+    says = "refused the password" if driver == "asyncpg" else "and there is none: give one"
+    assert says in str(error)
+    assert tried == 1
+
+
+@pytest.mark.parametrize("driver", [*DRIVERS, "pg8000"])
+@pytest.mark.parametrize(
+    ("host", "reason", "own"),
+    [
+        ("127.0.0.1", "the connection was refused: correct host and port", "Connection refused"),
+        ("no-such-host.invalid", "the host's name is unknown", "no-such-host.invalid"),
+    ],
+)
+def test_a_server_that_is_not_reached(driver: str, host: str, reason: str, own: str) -> None:
+    error, tried = attempts(URL.create("postgresql", "u", WRONG, host, 1, "d"), driver)
+    assert isinstance(error, DatabaseUnavailable)
+    assert (reason if driver in ("asyncpg", "pg8000") else own) in str(error)
+    assert "correct" in str(error)
+    assert 1 < tried <= 6
+
+
+def test_a_role_without_rights(server: Server) -> None:
+    with SQLAlchemySaver.from_url(server.url) as saver:
+        saver.setup()
+    with SQLAlchemySaver.from_url(server.login("poor")) as saver:
+        for call in (lambda: saver.get_tuple(config("t")), lambda: put(saver, "t", {"a": [1]})):
+            with pytest.raises(DatabaseError, match=r"42501.* `ckpt-orm grant ROLE`") as caught:
+                call()
+            assert not isinstance(caught.value, DatabaseUnavailable)
+
+
+def test_a_server_that_is_read_only(server: Server) -> None:
+    with SQLAlchemySaver.from_url(server.url) as saver:
+        saver.setup()
+    alter = f'ALTER DATABASE "{server.name}" SET default_transaction_read_only TO on'
+    execute(server.url, alter)
+    with SQLAlchemySaver.from_url(server.url) as saver:
+        assert saver.get_tuple(config("t")) is None
+        with pytest.raises(DatabaseError, match=r"25006.* connect to the primary"):
+            put(saver, "t", {"a": [1]})
+
+
+def test_a_pool_without_a_free_connection(backend: Backend, ready_url: URL) -> None:
+    arguments = {"pool_size": 1, "max_overflow": 0, "pool_timeout": 0.1}
+    with called(backend, ready_url, arguments) as saver:
+        with holding(saver), pytest.raises(DatabaseUnavailable, match=r"became free .* larger"):
+            saver.get_tuple(config("t"))
+        assert saver.get_tuple(config("t")) is None
+
+
+@contextmanager
+def holding(saver: Called) -> Iterator[None]:
+    """A connection of the saver's engine is in use."""
+    given: Any = saver.given
+    if isinstance(given, Engine):
+        with given.connect():
+            yield
+        return
+    assert saver.loop is not None
+    held = given.connect()
+    saver.loop.run_until_complete(held.start())
+    yield
+    saver.loop.run_until_complete(held.close())
+
+
+@pytest.mark.parametrize("name", ["sqlite", "sqlite+aiosqlite"])
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        ("no folder", "CANTOPEN.* see that its folder exists"),
+        ("no database", "NOTADB.* the file is no SQLite database"),
+        ("read only", "READONLY.* the file may not be written"),
+        ("locked", "BUSY.* see who leaves a transaction open"),
+    ],
+)
+def test_a_file_that_refuses(tmp_path: Path, name: str, kind: str, reason: str) -> None:
+    path = tmp_path / "a.db"
+    with SQLAlchemySaver.from_url(f"sqlite:///{path}") as saver:
+        saver.setup()
+    file = f"file:{path}?mode=ro&uri=true" if kind == "read only" else str(path)
+    if kind == "no folder":
+        file = str(tmp_path / "none" / "a.db")
+    elif kind == "no database":
+        path.write_bytes(b"no database at all" * 300)
+    other = sqlite3.connect(path, isolation_level=None)
+    if kind == "locked":
+        other.execute("BEGIN EXCLUSIVE")
+    loop = asyncio.new_event_loop() if name.endswith("aiosqlite") else None
+    saver = SQLAlchemySaver.from_url(f"{name}:///{file}", connect_args={"timeout": 0.01})
+    with pytest.raises(DatabaseError, match=reason):
+        put(Called(saver, loop), "t", {"a": [1]})
+    other.close()
+    saver.close()
+    if loop is not None:
+        loop.run_until_complete(saver.aclose())
+        loop.run_until_complete(asyncio.sleep(0.1))  # aiosqlite's thread ends by its word
+        loop.close()
+
+
+@pytest.mark.parametrize("command", [["check"], ["verify"]])
+def test_the_commands(server: Server, command: list[str], sqlite_url: URL) -> None:
+    """One line, without a password, and the exit code for unreachable."""
+    Path(str(sqlite_url.database)).write_bytes(b"no database at all" * 300)
+    cases = [
+        (server.login("pw", WRONG), "password authentication failed"),
+        (server.login("pw", "right", "none"), 'database "none" does not exist'),
+        (URL.create("postgresql", "u", WRONG, "127.0.0.1", 1, "d"), "Connection refused"),
+    ]
+    for url, says in cases:
+        given = url.render_as_string(hide_password=False)
+        done = CliRunner().invoke(app, [*command, "--url", given])
+        assert done.exit_code == 2, done.output
+        assert says in done.stderr
+        assert CORRECT in done.stderr
+        assert len(done.stderr.splitlines()) == 1
+        assert WRONG not in done.output
+    done = CliRunner().invoke(app, [*command, "--url", str(sqlite_url)])
+    assert "the file is no SQLite database" in done.stderr
