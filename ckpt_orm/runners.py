@@ -142,7 +142,7 @@ class Runner:
         Raises:
             WrongEngine: where the saver holds an AsyncEngine only.
             SchemaNotReady: where the tables are missing or older than this release.
-            DatabaseUnavailable: where the database could not be reached, in several runs if they help.
+            DatabaseUnavailable: where the database could not be reached, in as many runs as help.
             DatabaseError: where it refused the operation.
         """
         engine = self._sync_engine()
