@@ -40,6 +40,8 @@ _KEY = "hashtextextended('ckpt_orm ' || coalesce(:schema, current_schema(), ''),
 _TRY_LOCK = text(f"SELECT pg_try_advisory_xact_lock({_KEY})")
 _HOLD = text(f"SELECT pg_try_advisory_lock({_KEY})")
 _LET_GO = text(f"SELECT pg_advisory_unlock({_KEY})")
+_AGAIN = "ROLLBACK AND CHAIN"
+_WITHOUT_SNAPSHOT = "SHOW transaction_isolation"
 _LOCK_TIMEOUT = text(
     "SELECT set_config('lock_timeout', :patience, true) WHERE current_setting('lock_timeout') = '0'"
 )
@@ -216,7 +218,18 @@ def _poll(connection: Connection, attempt: Callable[[], object]) -> None:
     while not attempt():
         if time.monotonic() > deadline:
             raise SchemaLocked(PATIENCE)
+        _let_go_of_snapshot(connection)
         _sleep(connection)
+
+
+def _let_go_of_snapshot(connection: Connection) -> None:
+    """Leave nothing open for which the holder, if he builds an index concurrently, would wait.
+
+    A query that has ended keeps its snapshot until the next statement, and a build that has found
+    one waits for the end of its transaction. A caller's is not ours to end.
+    """
+    if connection.dialect.name == "postgresql" and connection.in_transaction():
+        connection.exec_driver_sql(_AGAIN if may_interrupt(connection) else _WITHOUT_SNAPSHOT)
 
 
 def _sleep(connection: Connection) -> None:

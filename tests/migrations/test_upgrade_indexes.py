@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
 from alembic import command
 from alembic.config import Config
 from migration_helpers import MakeEngine, execute
-from sqlalchemy import URL, Engine, event, inspect
+from sqlalchemy import URL, Engine, event, inspect, text
 from sqlalchemy.exc import IntegrityError
 from test_upgrade_chain import fill
 from test_upgrade_offline import psql
@@ -19,7 +22,7 @@ from test_upgrade_offline import psql
 import ckpt_orm.migrations
 from ckpt_orm import migrations
 from ckpt_orm.migrations import HEAD
-from ckpt_orm.migrations.locks import exclusively
+from ckpt_orm.migrations.locks import exclusively, interrupted
 from ckpt_orm.migrations.place import Place
 from ckpt_orm.migrations.run import configuration
 
@@ -151,3 +154,68 @@ def test_two_processes_build_one(
     errors = [process.communicate()[1] for process in started]
     assert [process.returncode for process in started] == [0, 0], errors
     assert indexes(engine, Place()) == INDEX
+
+
+#: Waits for the tables, looking every half second.
+WAIT = """
+import sys
+from sqlalchemy import create_engine
+from ckpt_orm.migrations import locks
+from ckpt_orm.migrations.place import Place
+locks._PAUSE = 0.5
+with create_engine(sys.argv[1]).connect() as connection:
+    if sys.argv[2] == "a caller's":
+        connection.begin()
+    with locks.exclusively(connection, Place()):
+        pass
+"""
+
+
+@contextmanager
+def waiting_process(url: URL, whose: str) -> Iterator[None]:
+    arguments = [url.render_as_string(hide_password=False), whose]
+    with subprocess.Popen([sys.executable, "-c", WAIT, *arguments]) as process:
+        try:
+            yield
+            assert process.wait(30) == 0
+        finally:
+            process.kill()
+
+
+@contextmanager
+def waiting_thread(engine: Engine) -> Iterator[None]:
+    def wait() -> None:
+        with engine.begin() as connection:
+            assert connection.scalar(text("SELECT :one"), {"one": "1"}) == "1"
+            with exclusively(connection, Place()):
+                pass
+
+    with ThreadPoolExecutor(1) as threads:
+        waiting = threads.submit(wait)
+        yield
+        waiting.result(30)
+
+
+@pytest.mark.parametrize("who", ["our own", "a caller's", "a thread"])
+def test_a_build_does_not_wait_for_who_waits_for_it(
+    postgres_url: URL, make_engine: MakeEngine, who: str
+) -> None:
+    """It would, for a transaction with a snapshot that is older than the index."""
+    engine = make_engine(postgres_url)
+    migrations.setup_engine(engine)
+    fill(engine)
+    others = text(
+        "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()"
+        " AND pid <> pg_backend_pid() AND state = 'idle in transaction'"
+    )
+    with ExitStack() as stack, engine.connect() as connection, exclusively(connection, Place()):
+        thread = who == "a thread"
+        waiting = waiting_thread(engine) if thread else waiting_process(postgres_url, who)
+        stack.enter_context(waiting)
+        with interrupted(connection, Place()):
+            while not connection.scalar(others):
+                time.sleep(0.05)
+            time.sleep(0.6)
+            connection.exec_driver_sql("SET statement_timeout = '10s'")
+            connection.exec_driver_sql("CREATE INDEX CONCURRENTLY by_type ON checkpoints (type)")
+    assert "by_type" in indexes(engine, Place())
