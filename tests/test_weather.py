@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -64,11 +65,34 @@ def is_whole(saver: Called) -> None:
 # --- cancelled ---
 
 
+#: How a loop makes its tasks: as ever, and such that one runs at once as far as it comes.
+FACTORIES = [None, *([asyncio.eager_task_factory] if sys.version_info >= (3, 12) else [])]
+
+
+@contextmanager
+def without_what_aiosqlite_loses(backend: Backend) -> Iterator[None]:
+    """Let it lose a connection that is there only after the task that asked for it was cancelled.
+
+    `aiosqlite.Connection._connect` (0.22.1) forgets it, and so it is closed by its finalizer, of
+    which Python 3.13 warns. What SQLAlchemy has been given is counted by its pool.
+    """
+    with warnings.catch_warnings():
+        if backend.name == "aiosqlite":
+            warnings.filterwarnings("ignore", "unclosed database", ResourceWarning)
+        yield
+
+
 @named(ASYNC_BACKENDS)
-def test_fifty_puts_cancelled_at_random_points(backend: Backend, ready_url: URL) -> None:
+@pytest.mark.parametrize("factory", FACTORIES, ids=["lazy", "eager"][: len(FACTORIES)])
+def test_fifty_puts_cancelled_at_random_points(
+    backend: Backend, ready_url: URL, factory: Any
+) -> None:
     rng = random.Random(7)
     two_connections = {"pool_size": 2, "max_overflow": 0, "pool_timeout": 20}
-    with called(backend, ready_url, two_connections) as saver:
+    with (
+        without_what_aiosqlite_loses(backend),
+        called(backend, ready_url, two_connections) as saver,
+    ):
 
         async def cancelled(number: int) -> bool:
             values = {channel: [number] * 500 for channel in CHANNELS}
@@ -93,6 +117,7 @@ def test_fifty_puts_cancelled_at_random_points(backend: Backend, ready_url: URL)
             return found + await asyncio.gather(*(cancelled(n) for n in range(40, 50)))
 
         assert saver.loop is not None
+        saver.loop.set_task_factory(factory)
         was_cancelled = saver.loop.run_until_complete(main())
         assert any(was_cancelled)
         assert saver.checked_out() == 0
