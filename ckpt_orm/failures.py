@@ -9,6 +9,7 @@ from __future__ import annotations
 import sqlite3
 import sys
 from types import TracebackType
+from typing import cast
 
 from sqlalchemy.exc import (
     DBAPIError,
@@ -20,7 +21,7 @@ from sqlalchemy.exc import (
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from ckpt_orm.errors import CheckpointError, DatabaseError, DatabaseUnavailable
-from ckpt_orm.reasons import reason_of, was_refused
+from ckpt_orm.reasons import is_bare, reason_of, was_refused
 
 #: A failure that another run may not meet: serialization, deadlock, a server that stops or starts,
 #: or has no connection left.
@@ -53,6 +54,8 @@ CLASSES = {
 
 def code_of(error: BaseException) -> str:
     """The SQLSTATE, or SQLite's name of the error; "" where the driver has none."""
+    if is_bare(error):
+        return str(getattr(error, "sqlstate", ""))
     if not isinstance(error, DBAPIError):
         return ""
     fields = next(iter(getattr(error.orig, "args", ())), None)
@@ -104,6 +107,9 @@ def is_unavailable(error: BaseException) -> bool:
             # What no server has reported happened on the way to it.
             or (not code and isinstance(error, (OperationalError, InterfaceError)))
         )
+    if is_bare(error):
+        code = code_of(error)
+        return code.startswith("08") or code in PASSING or was_refused(error, code)
     return isinstance(error, (OSError, PoolTimeout)) and not isinstance(error, CheckpointError)
 
 
@@ -130,8 +136,10 @@ class translated:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if isinstance(error, (SQLAlchemyError, OSError)) and not isinstance(error, CheckpointError):
-            raise _told(self._operation, error) from error
+        if isinstance(error, CheckpointError):
+            return
+        if isinstance(error, (SQLAlchemyError, OSError)) or is_bare(error):
+            raise _told(self._operation, cast(Exception, error)) from error
 
 
 def _told(operation: str, error: BaseException) -> CheckpointError:

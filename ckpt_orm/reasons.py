@@ -74,9 +74,14 @@ def reason_of(error: BaseException, code: str) -> str:
     return _own_words(error)
 
 
+def is_bare(error: BaseException | None) -> bool:
+    """Whether an error is asyncpg's own, as SQLAlchemy 2.0 leaves those of connecting."""
+    return hasattr(error, "sqlstate") and type(error).__module__.startswith("asyncpg.")
+
+
 def is_connecting(error: BaseException) -> bool:
     """Whether a driver's error is not that of a statement."""
-    return isinstance(error, DBAPIError) and error.statement is None
+    return is_bare(error) or (isinstance(error, DBAPIError) and error.statement is None)
 
 
 def _own_words(error: BaseException) -> str:

@@ -95,7 +95,7 @@ def test_a_name_that_cannot_be_written(database_url: URL, what: str, name: str) 
 
 
 def test_odd_names_are_still_names(database_url: URL) -> None:
-    prefix = "A b\"'%(x)s "
+    prefix = "A b\"'"
     with SQLAlchemySaver.from_url(database_url, table_prefix=prefix) as saver:
         saver.setup()
         put(saver, "t", {"a": [1]})

@@ -291,6 +291,9 @@ def count_statements(saver: Called) -> Callable[[], int]:
     return lambda: len(seen)
 
 
+BUSY = r"put failed.*SQLITE_BUSY.* see who leaves a transaction open"
+
+
 @named(SQLITE)
 def test_a_sqlite_file_that_is_locked(backend: Backend, ready_url: URL, beside: Engine) -> None:
     patience = {"connect_args": {"timeout": 0.05}}
@@ -298,7 +301,7 @@ def test_a_sqlite_file_that_is_locked(backend: Backend, ready_url: URL, beside: 
         put(saver, "t", {"a": [1]})
         with beside.connect() as other:
             other.exec_driver_sql("BEGIN IMMEDIATE")
-            with pytest.raises(DatabaseUnavailable, match=r"put failed.*SQLITE_BUSY") as caught:
+            with pytest.raises(DatabaseUnavailable, match=BUSY) as caught:
                 put(saver, "t", {"a": [2]})
             assert isinstance(caught.value, ConnectionError)
             assert saver.checked_out() == 0

@@ -21,7 +21,7 @@ from ckpt_orm.engines import in_memory
 from ckpt_orm.errors import BadURL, CheckpointError, DatabaseUnavailable, WrongEngine
 from ckpt_orm.failures import code_of
 from ckpt_orm.migrations import connect
-from ckpt_orm.reasons import reason_of
+from ckpt_orm.reasons import is_bare, reason_of
 
 _T = TypeVar("_T")
 
@@ -93,7 +93,9 @@ def failures(unreachable: int) -> Iterator[None]:
         fail(str(error), 1)
     except ModuleNotFoundError as error:
         fail(f"the driver {error.name!r} is not installed", unreachable)
-    except (SQLAlchemyError, OSError) as error:
+    except Exception as error:
+        if not (isinstance(error, (SQLAlchemyError, OSError)) or is_bare(error)):
+            raise
         # Of a driver's error only its own words: SQLAlchemy's would repeat the statement.
         reason = reason_of(error, code_of(error))
         fail(reason or str(getattr(error, "orig", error)).strip(), unreachable)
