@@ -5,7 +5,8 @@ others stand in line, and the next one to lead takes along who stands there: wha
 executed on one connection, and committed once. Nobody is worse off for it:
 
     a batch that fails      is rolled back, and each of its calls goes alone
-    a call that has waited  for PATIENCE goes alone, whatever holds the leaders up
+    a call that has waited  for RELIEF leads beside those who take long, where the database lets it
+                            for PATIENCE goes alone, whatever holds the leaders up
     a caller who is gone    (cancelled, interrupted) leaves the line; a batch goes on without him
 
 To go alone is to be executed as ever: in one's own thread or task, on a connection of one's own,
@@ -18,13 +19,14 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from enum import Enum
+from functools import partial
 from typing import Any, TypeAlias, TypeVar, cast
 from weakref import WeakKeyDictionary
 
+from ckpt_orm import operations
 from ckpt_orm.forks import after_fork
 from ckpt_orm.operations import Operation
 from ckpt_orm.rows import PutRows, WriteRows
@@ -32,7 +34,10 @@ from ckpt_orm.waiting import to_its_end
 
 R = TypeVar("R")
 
-#: Seconds that a call waits to be taken along.
+#: Seconds after which a call that waits to be taken along leads beside those who lead.
+RELIEF = 0.01
+
+#: Seconds after which it goes alone.
 PATIENCE = 0.25
 
 #: Calls, and bytes of what they store, in one transaction.
@@ -77,52 +82,67 @@ class Call:
 Batch: TypeAlias = Sequence[Call]
 
 
-def steps_of(batch: Batch, at_once: bool) -> Iterator[tuple[Operation[..., Any], Any]]:
-    """What stores a batch, and its argument: an operation for each call, or for those of a kind.
+def in_order(batch: Batch) -> list[Call]:
+    """The same everywhere, so that two batches which share keys wait, and seldom deadlock."""
+    return sorted(batch, key=lambda call: call.rows.key)
 
-    In one order everywhere: two batches that share keys wait, and seldom deadlock.
 
-    Args:
-        batch: the calls.
-        at_once: whether one statement can store the rows of several.
-    """
-    ordered = sorted(batch, key=lambda call: call.rows.key)
-    of_a_kind: dict[Operation[..., Any], list[PutRows | WriteRows]] = {}
-    for call in ordered:
-        together = call.operation.together
-        if at_once and together is not None and not call.rows.filled:
-            of_a_kind.setdefault(call.operation, []).append(call.rows)
-        else:
-            yield call.operation, call.rows
-    for operation, rows in of_a_kind.items():
-        if len(rows) > 1 and operation.together is not None:
-            yield replace(operation, function=operation.together), rows
-        else:
-            yield from ((operation, row) for row in rows)
+def rows_of(batch: Batch) -> tuple[list[PutRows], list[WriteRows]] | None:
+    """What a batch stores; None where an application's columns make one call unlike another."""
+    puts: list[PutRows] = []
+    writes: list[WriteRows] = []
+    for call in in_order(batch):
+        if call.rows.filled:
+            return None
+        if call.operation is operations.put:
+            puts.append(cast("PutRows", call.rows))
+        elif call.operation is operations.put_writes:
+            writes.append(cast("WriteRows", call.rows))
+        else:  # it is done for a tenant
+            return None
+    return puts, writes
 
 
 class Line:
-    """Who stands in line, and how many more may lead; not for several threads by itself."""
+    """Who stands in line, and who leads; not for several threads by itself.
 
-    def __init__(self, leaders: int) -> None:
-        self._free = leaders
+    Args:
+        leaders: how many may lead at a time.
+        relief: how many, where they take long.
+    """
+
+    def __init__(self, leaders: int, relief: int) -> None:
+        self._leaders, self._relief = leaders, relief
+        self._leading: list[Call] = []
         self._is_held_up = False
         self._waiting: deque[Call] = deque()
 
     def enter(self, call: Call) -> None:
         """Lead, or stand in line."""
-        if self._free:
-            self._free -= 1
+        if not self._leading or self._has_few():
+            self._leading.append(call)
             call.role = Role.LEADS
         elif self._is_held_up:
             call.role = Role.GOES_ALONE
         else:
             self._waiting.append(call)
 
+    def _has_few(self) -> bool:
+        """Whether so few store that each may do so at once, as on a connection of its own."""
+        may_lead = len(self._leading) < self._leaders and not self._waiting
+        return may_lead and not any(leader.others for leader in self._leading)
+
     @property
     def has_waiting(self) -> bool:
         """Whether anybody stands in line."""
         return bool(self._waiting)
+
+    def relieve(self, call: Call) -> None:
+        """Lead beside those who take long: most of that may be the way to the database."""
+        if call.role is Role.WAITS and len(self._leading) < self._relief:
+            self._waiting.remove(call)
+            self._leading.append(call)
+            call.tell(Role.LEADS)
 
     def gather(self, leader: Call) -> None:
         """Take along who stands in line, as far as they fit."""
@@ -150,13 +170,13 @@ class Line:
             self.give_up(call)
             return
         self._is_held_up = False
+        self._leading.remove(call)
         for other in call.others:
-            other.tell(call.outcome)
+            other.tell(other.outcome)
         call.role = call.outcome
         if self._waiting:
-            self._waiting.popleft().tell(Role.LEADS)
-        else:
-            self._free += 1
+            self._leading.append(self._waiting.popleft())
+            self._leading[-1].tell(Role.LEADS)
 
 
 class ThreadLine:
@@ -164,19 +184,20 @@ class ThreadLine:
 
     Args:
         leaders: how many transactions store at a time.
+        relief: how many, where they take long.
     """
 
-    def __init__(self, leaders: int) -> None:
-        self._leaders = leaders
+    def __init__(self, leaders: int, relief: int) -> None:
+        self._leaders, self._relief = leaders, relief
         self.renew()
         after_fork(self)
 
     def renew(self) -> None:
         """Begin with nobody in it: a child process has none of its parent's threads."""
         self._lock = threading.Lock()
-        self._line = Line(self._leaders)
+        self._line = Line(self._leaders, self._relief)
 
-    def run(self, call: Call, alone: Callable[[], R], together: Callable[[Batch], None]) -> R:
+    def run(self, call: Call, alone: Callable[[], R], together: Callable[[Batch], Batch]) -> R:
         """Have a call stored, alone or together with others."""
         turn: threading.Lock | None = None
         try:
@@ -198,13 +219,15 @@ class ThreadLine:
         return cast("R", None)  # as every operation that stores
 
     def _wait(self, call: Call, turn: threading.Lock) -> None:
-        if not turn.acquire(timeout=PATIENCE):
+        for seconds, then in ((RELIEF, self._line.relieve), (PATIENCE, self._line.give_up)):
+            if turn.acquire(timeout=seconds):
+                return
             with self._lock:
-                self._line.give_up(call)
-            turn.acquire()
+                then(call)
+        turn.acquire()
 
     def _lead(
-        self, call: Call, alone: Callable[[], object], together: Callable[[Batch], None]
+        self, call: Call, alone: Callable[[], object], together: Callable[[Batch], Batch]
     ) -> None:
         if self._line.has_waiting:
             with self._lock:
@@ -214,8 +237,8 @@ class ThreadLine:
             call.outcome = Role.IS_STORED
             return
         with suppress(Exception):
-            together([call, *call.others])
-            call.outcome = Role.IS_STORED
+            batch = [call, *call.others]
+            _conclude(batch, together(batch))
 
     def _leave(self, call: Call) -> None:
         if call.role not in (Role.WAITS, Role.LEADS):
@@ -232,14 +255,14 @@ class ThreadLine:
 class LoopLine:
     """The line of the tasks of an event loop; as `ThreadLine`."""
 
-    def __init__(self, leaders: int) -> None:
-        self._line = Line(leaders)
+    def __init__(self, leaders: int, relief: int) -> None:
+        self._line = Line(leaders, relief)
 
     async def run(
         self,
         call: Call,
         alone: Callable[[], Awaitable[R]],
-        together: Callable[[Batch], Awaitable[None]],
+        together: Callable[[Batch], Awaitable[Batch]],
     ) -> R:
         """Have a call stored, alone or together with others.
 
@@ -261,7 +284,10 @@ class LoopLine:
         loop = asyncio.get_running_loop()
         turn = loop.create_future()
         call.wake = lambda: turn.set_result(None)
-        timer = loop.call_later(PATIENCE, self._line.give_up, call)
+        timers = (
+            loop.call_later(RELIEF, self._line.relieve, call),
+            loop.call_later(PATIENCE, self._line.give_up, call),
+        )
         try:
             await asyncio.shield(turn)
         except asyncio.CancelledError:
@@ -269,13 +295,14 @@ class LoopLine:
             await to_its_end(turn)
             raise
         finally:
-            timer.cancel()
+            for timer in timers:
+                timer.cancel()
 
     async def _lead(
         self,
         call: Call,
         alone: Callable[[], Awaitable[object]],
-        together: Callable[[Batch], Awaitable[None]],
+        together: Callable[[Batch], Awaitable[Batch]],
     ) -> None:
         if self._line.has_waiting:
             self._line.gather(call)
@@ -285,10 +312,16 @@ class LoopLine:
             await alone()
             call.outcome = Role.IS_STORED
 
-    async def _store(self, call: Call, together: Callable[[Batch], Awaitable[None]]) -> None:
+    async def _store(self, call: Call, together: Callable[[Batch], Awaitable[Batch]]) -> None:
         with suppress(Exception):
-            await together([call, *call.others])
-            call.outcome = Role.IS_STORED
+            batch = [call, *call.others]
+            _conclude(batch, await together(batch))
+
+
+def _conclude(batch: Batch, left: Batch) -> None:
+    """What has become of a batch, of which some calls were left to go alone."""
+    for call in batch:
+        call.outcome = Role.GOES_ALONE if call in left else Role.IS_STORED
 
 
 class Lines:
@@ -296,14 +329,15 @@ class Lines:
 
     Args:
         leaders: how many transactions store at a time what stands in one line.
+        relief: how many, where they take long.
     """
 
-    def __init__(self, leaders: int) -> None:
-        self._leaders = leaders
-        self.threads = ThreadLine(leaders)
+    def __init__(self, leaders: int, relief: int) -> None:
+        self._make = partial(LoopLine, leaders, relief)
+        self.threads = ThreadLine(leaders, relief)
         self._loops: WeakKeyDictionary[asyncio.AbstractEventLoop, LoopLine] = WeakKeyDictionary()
 
     def here(self) -> LoopLine:
         """The line of the running loop."""
         loop = asyncio.get_running_loop()
-        return self._loops.get(loop) or self._loops.setdefault(loop, LoopLine(self._leaders))
+        return self._loops.get(loop) or self._loops.setdefault(loop, self._make())

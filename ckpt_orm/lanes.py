@@ -125,14 +125,30 @@ class Compiled(NamedTuple):
 
 
 def execute(
-    conn: Connection, st: Statements, statement: Executable, params: Mapping[str, Any]
+    conn: Connection,
+    st: Statements,
+    statement: Executable,
+    params: Mapping[str, Any],
+    *,
+    again: bool = True,
 ) -> Sequence[Any]:
-    """Execute a constant; the rows it returns, as tuples."""
+    """Execute a constant; the rows it returns, as tuples.
+
+    Args:
+        conn: the connection.
+        st: the statements of its dialect.
+        statement: one of them.
+        params: its parameters.
+        again: whether one that fails may be executed once more, to be told by Core.
+    """
     if _is_clear(conn, st) and (compiled := _compiled(conn.dialect, statement)).is_plain:
         try:
             return _execute_directly(conn, compiled, params)
         except conn.dialect.loaded_dbapi.Error as error:
-            _tell(conn, st, statement, error)
+            if again or _is_lost(conn, error):
+                _tell(conn, st, statement, error)
+            else:
+                raise _told(conn, compiled.text, error) from error
     result = conn.execute(statement, params)
     return result.all() if result.returns_rows else ()
 
@@ -208,6 +224,11 @@ def _tell(conn: Connection, st: Statements, statement: Executable, error: Except
     """
     if st.dialect.forgives or conn.get_execution_options().get(TOGETHER):
         raise _told(conn, _compiled(conn.dialect, statement).text, error) from error
+
+
+def _is_lost(conn: Connection, error: Any) -> bool:
+    """Whether an error says that the connection is gone, which Core tells the pool."""
+    return bool(conn.dialect.is_disconnect(error, conn.connection.driver_connection, None))
 
 
 def _told(conn: Connection, text: str, error: Exception) -> BaseException:

@@ -9,7 +9,7 @@ connection it needs is told by its decorator; `runners` provides it.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
@@ -19,7 +19,7 @@ from sqlalchemy.sql.base import Executable
 
 from ckpt_orm import lanes
 from ckpt_orm.logs import ChainMoved
-from ckpt_orm.parcels import parcel_of, parcel_of_puts, parcel_of_writes
+from ckpt_orm.parcels import parcel_of, parcel_of_calls
 from ckpt_orm.rows import Blob, Found, FoundWrite, Key, PutRows, Segment, Tail, Write, WriteRows
 from ckpt_orm.statements import Page, Statements
 
@@ -43,13 +43,11 @@ class Operation(Generic[P, R]):
         function: does it.
         access: the access.
         combines: whether several calls may share a transaction.
-        together: does what several calls do at once, where one statement stores all rows.
     """
 
     function: Callable[Concatenate[Connection, Statements, P], R]
     access: Access
     combines: bool = False
-    together: Callable[[Connection, Statements, Sequence[Any]], None] | None = None
 
     @property
     def name(self) -> str:
@@ -68,10 +66,10 @@ def writes(function: Callable[Concatenate[Connection, Statements, P], R]) -> Ope
 
 
 def stores(
-    together: Callable[[Connection, Statements, Sequence[Any]], None],
-) -> Callable[[Callable[Concatenate[Connection, Statements, P], None]], Operation[P, None]]:
+    function: Callable[Concatenate[Connection, Statements, P], None],
+) -> Operation[P, None]:
     """Mark an operation that `writes` rows of one key, and may share a transaction with others."""
-    return lambda function: Operation(function, Access.WRITE, True, together)
+    return Operation(function, Access.WRITE, combines=True)
 
 
 def changes(function: Callable[Concatenate[Connection, Statements, P], R]) -> Operation[P, R]:
@@ -177,23 +175,21 @@ def page(
     return _assemble(lanes.execute(conn, st, statement, selection.params(after, limit)))
 
 
-def put_all(conn: Connection, st: Statements, puts: Sequence[PutRows]) -> None:
-    """What `put` does, for several calls in one statement.
+def store_all(
+    conn: Connection, st: Statements, puts: Sequence[PutRows], writes: Sequence[WriteRows]
+) -> Collection[tuple[str, str]]:
+    """What `put` and `put_writes` do, for several calls in one statement.
 
-    Raises:
-        ChainMoved: where a log of one of them is not what its tail follows; none is stored then.
+    Returns:
+        The threads and namespaces of which no put was stored, since a log of one is not what its
+        tail follows.
     """
-    params = parcel_of_puts(puts)
-    if lanes.execute(conn, st, st.PUTS, params)[0][0] != params["expected"]:
-        raise ChainMoved
+    statement = st.ALL_WRITES if not puts else st.STORES if writes else st.PUTS
+    params = parcel_of_calls(puts, writes)
+    return {(row[0], row[1]) for row in lanes.execute(conn, st, statement, params, again=False)}
 
 
-def put_all_writes(conn: Connection, st: Statements, calls: Sequence[WriteRows]) -> None:
-    """What `put_writes` does, for several calls in one statement."""
-    lanes.execute(conn, st, st.ALL_WRITES, parcel_of_writes(calls))
-
-
-@stores(put_all)
+@stores
 def put(conn: Connection, st: Statements, rows: PutRows) -> None:
     """Store a checkpoint with its blobs.
 
@@ -256,7 +252,7 @@ def add_segment(conn: Connection, st: Statements, thread: Mapping[str, Any], tai
         lanes.execute(conn, st, st.FOLDED, {**params, "stop": tail.start + len(tail.data)})
 
 
-@stores(put_all_writes)
+@stores
 def put_writes(conn: Connection, st: Statements, rows: WriteRows) -> None:
     """Store the writes of a task."""
     task = {**rows.task(), **rows.filled}

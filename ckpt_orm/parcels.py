@@ -42,25 +42,22 @@ def parcel_of(rows: Sequence[Blob | Write], tails: Sequence[Tail] = ()) -> dict[
     return {**params, "payload": parcel.whole()}
 
 
-def parcel_of_puts(puts: Sequence[PutRows]) -> dict[str, Any]:
-    """The parameters of several puts; each row says what thread it belongs to."""
-    parcel = Parcel()
-    rows = [{**put.key.thread(), **_row(parcel, blob)} for put in puts for blob in put.blobs]
-    tails = [{**put.key.thread(), **_tail(parcel, tail)} for put in puts for tail in put.tails]
-    return {
-        "puts": f"[{','.join(map(_put, puts))}]",
-        "rows": documents.encode(rows),
-        "tails": documents.encode(tails),
-        "expected": len(tails),
-        "payload": parcel.whole(),
-    }
-
-
-def parcel_of_writes(calls: Sequence[WriteRows]) -> dict[str, Any]:
-    """The parameters of the writes of several calls."""
-    parcel = Parcel()
-    rows = [{**call.task(), **_row(parcel, write)} for call in calls for write in call.writes]
-    return {"rows": documents.encode(rows), "payload": parcel.whole()}
+def parcel_of_calls(puts: Sequence[PutRows], writes: Sequence[WriteRows]) -> dict[str, Any]:
+    """The parameters of several calls; each row says what thread it belongs to."""
+    parcel, params = Parcel(), dict[str, Any]()
+    if puts:
+        params["puts"] = f"[{','.join(map(_put, puts))}]"
+        params["rows"] = documents.encode(
+            [{**put.key.thread(), **_row(parcel, blob)} for put in puts for blob in put.blobs]
+        )
+        params["tails"] = documents.encode(
+            [{**put.key.thread(), **_tail(parcel, tail)} for put in puts for tail in put.tails]
+        )
+    if writes:
+        params["writes"] = documents.encode(
+            [{**call.task(), **_row(parcel, write)} for call in writes for write in call.writes]
+        )
+    return {**params, "payload": parcel.whole()}
 
 
 def _put(put: PutRows) -> str:

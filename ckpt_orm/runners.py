@@ -29,7 +29,7 @@ from tenacity import (
 from tenacity.stop import stop_base
 
 from ckpt_orm import lanes, migrations
-from ckpt_orm.combining import Batch, Call, Lines, steps_of
+from ckpt_orm.combining import Batch, Call, Lines, in_order, rows_of
 from ckpt_orm.engines import (
     AUTOCOMMITS,
     GivenEngine,
@@ -43,7 +43,7 @@ from ckpt_orm.failures import is_missing, passes, translated
 from ckpt_orm.forks import after_fork
 from ckpt_orm.logs import Logs, Shelf
 from ckpt_orm.models import Models
-from ckpt_orm.operations import Access, Operation
+from ckpt_orm.operations import Access, Operation, put, store_all
 from ckpt_orm.reasons import may_be_refused
 from ckpt_orm.spares import Loan, spares_of
 from ckpt_orm.statements import statements_for
@@ -113,12 +113,12 @@ class Runner:
         self.async_engine = async_engine
         self._owned = owned
         self._turns = Turns(engine, async_engine)
-        self._lines = Lines(self.statements.dialect.leaders)
+        dialect = self.statements.dialect
+        self._lines = Lines(dialect.leaders, dialect.relief)
         self._spares = spares_of(engine) if engine is not None and owned else None
         self._ready = False
         if growth not in _GROWS:
             raise InvalidConfig(f"growth={growth!r} is not known: use 'append', 'whole' or None")
-        dialect = self.statements.dialect
         #: What needs no transaction of several statements.
         self._alone = (Access.READ,) if dialect.begin else (Access.READ, Access.WRITE)
         self.logs = Logs(Shelf(dialect.fold, dialect.grows_from, _GROWS[growth]))
@@ -220,36 +220,53 @@ class Runner:
             conn.commit()  # a listener to `engine_connect` has executed something
         if dialect.several and not is_alone:
             conn.execution_options(**dialect.several)
-        elif dialect.single and not conn.get_execution_options().get(AUTOCOMMITS):
-            conn.execution_options(**dialect.single)
+        else:
+            self._set_alone(conn)
         if is_alone:
             return self.execute(conn, operation, *args, **kwargs)
         constant = operation.access is Access.WRITE
         with lanes.transaction(conn, self.statements) if constant else conn.begin():
             return self.execute(conn, operation, *args, **kwargs)
 
-    def _store_once(self, batch: Batch) -> None:
+    def _set_alone(self, conn: Connection) -> None:
+        """What a connection needs for a single statement."""
+        single = self.statements.dialect.single
+        if single and not conn.get_execution_options().get(AUTOCOMMITS):
+            conn.execution_options(**single)
+
+    def _store_once(self, batch: Batch) -> Batch:
         engine = self._sync_engine()
         with self._turns.take(Access.CHANGE), self._connect(engine) as conn:
-            self._execute_together(conn, batch)
+            return self._execute_together(conn, batch)
 
-    async def _astore_once(self, batch: Batch) -> None:
+    async def _astore_once(self, batch: Batch) -> Batch:
         engine = await cast("LoopEngines | GivenEngine", self.async_engine).current()
         async with self._turns.atake(Access.CHANGE), engine.connect() as conn:
-            await conn.run_sync(self._execute_together, batch)
+            return await conn.run_sync(self._execute_together, batch)
 
-    def _execute_together(self, conn: Connection, batch: Batch) -> None:
-        """Execute the calls of a batch in one transaction of our own, or none of them."""
-        dialect = self.statements.dialect
+    def _execute_together(self, conn: Connection, batch: Batch) -> Batch:
+        """Execute the calls of a batch in one transaction of our own; those that are left."""
         if conn.in_transaction():
             conn.commit()  # as in `_execute_alone`
+        rows = None if self.statements.dialect.stores_each else rows_of(batch)
+        if rows is None:
+            self._execute_in_turn(conn, batch)
+            return ()
+        self._set_alone(conn)
+        self.look(conn)
+        moved = store_all(conn, self.statements, *rows)
+        return [c for c in batch if c.operation is put and c.rows.key[:2] in moved] if moved else ()
+
+    def _execute_in_turn(self, conn: Connection, batch: Batch) -> None:
+        """Execute all calls of a batch, or none of them."""
+        dialect = self.statements.dialect
         conn.execution_options(**dialect.several, **{lanes.TOGETHER: True})
         with lanes.pipelined(conn, self.statements), conn.begin():
             self._begin(conn, Access.CHANGE)
             if dialect.hurry is not None:
-                conn.exec_driver_sql(dialect.hurry)
-            for operation, arguments in steps_of(batch, at_once=not dialect.stores_each):
-                self.execute(conn, operation, arguments)
+                conn.exec_driver_sql(f"SET LOCAL lock_timeout = {dialect.hurry}")
+            for call in in_order(batch):
+                self.execute(conn, call.operation, call.rows)
         conn.execution_options(**{lanes.TOGETHER: False})  # one that fails is not kept
 
     def execute(

@@ -21,8 +21,8 @@ from sqlalchemy import URL, Engine, create_engine, event, text
 from sqlalchemy.orm import Session
 from sqlalchemy.pool import NullPool
 
-from ckpt_orm import DatabaseError, SQLAlchemySaver, lanes, operations
-from ckpt_orm.combining import Call, Role, ThreadLine
+from ckpt_orm import DatabaseError, SQLAlchemySaver, operations, runners
+from ckpt_orm.combining import PATIENCE, Call, Role, ThreadLine
 from ckpt_orm.rows import Key, PutRows
 
 WAYS = 16
@@ -30,7 +30,7 @@ POSTGRES = [backend for backend in BACKENDS if backend.database == "postgres"]
 SYNC = [backend for backend in BACKENDS if not backend.is_async]
 
 #: What is executed by a batch and by nobody else, of what an engine's listeners see.
-BATCH_BEGINS = ("SET LOCAL lock_timeout", "BEGIN IMMEDIATE")
+BATCH_BEGINS = ("WITH hurry AS", "SET LOCAL lock_timeout", "BEGIN IMMEDIATE")
 
 
 def putting(thread: str, **values: Any) -> Callable[[Any], Any]:
@@ -67,6 +67,14 @@ def crowded(saver: Called) -> Iterator[list[int]]:
     assert saver.checked_out() == 0
 
 
+@pytest.fixture(params=["at once", "in turn"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """How a batch is stored: on Postgres by one statement, or as with an application's columns."""
+    if request.param == "in turn":
+        monkeypatch.setattr(runners, "rows_of", lambda batch: None)
+    return str(request.param)
+
+
 @pytest.fixture
 def beside(ready_url: URL) -> Iterator[Engine]:
     """An engine beside the saver's."""
@@ -92,19 +100,71 @@ class Handover:
         self._then()
 
 
+def rows(thread: str = "t") -> PutRows:
+    return PutRows(Key(thread, "", "1"), None, "{}", "{}", [])
+
+
+def stood_in_line(leaders: int, relief: int) -> tuple[list[str], float]:
+    """What was stored together while a leader took long, and the seconds until then."""
+    line, taken = ThreadLine(leaders, relief), list[str]()
+    slow = Call(operations.put, (rows("slow"),))
+    line._line.enter(slow)
+    slow.others = [Call(operations.put, (rows(),))]  # it leads a batch
+
+    def together(batch: Any) -> list[Call]:
+        taken.extend(call.rows.key.thread_id for call in batch)
+        return []
+
+    def run(number: int) -> None:
+        call = Call(operations.put, (rows(f"{number}"),))
+        line.run(call, lambda: taken.append(f"{number} alone"), together)
+
+    with ThreadPoolExecutor(3) as pool:
+        begin = time.monotonic()
+        for _ in pool.map(run, range(3), timeout=30):
+            pass
+        took = time.monotonic() - begin
+    line._line.leave(slow)
+    assert not line._line._leading
+    return taken, took
+
+
+def test_who_has_waited_for_long_leads_beside_those_who_take_long() -> None:
+    taken, _ = stood_in_line(leaders=2, relief=4)
+    assert sorted(name.removesuffix(" alone") for name in taken) == ["0", "1", "2"]
+    assert sum(name.endswith(" alone") for name in taken) < 3, "the first takes the others along"
+
+
+def test_where_one_leads_only_nobody_relieves_him() -> None:
+    taken, took = stood_in_line(leaders=1, relief=1)
+    assert sorted(taken) == ["0 alone", "1 alone", "2 alone"]
+    assert took >= PATIENCE
+
+
+def test_two_store_at_once_on_connections_of_their_own() -> None:
+    """Where nobody leads a batch, as when an agent saves a checkpoint and its writes."""
+    line = ThreadLine(2, 4)
+    calls = [Call(operations.put, (rows(),)) for _ in range(3)]
+    for call in calls:
+        line._line.enter(call)
+    assert [call.role for call in calls] == [Role.LEADS, Role.LEADS, Role.WAITS]
+    line._line.leave(calls[0])
+    assert calls[2].role is Role.LEADS
+
+
 @pytest.mark.parametrize("outcome", [Role.IS_STORED, Role.GOES_ALONE])
 def test_who_is_taken_along_at_once_waits_for_the_end(outcome: Role) -> None:
-    rows = PutRows(Key("t", "", "1"), None, "{}", "{}", [])
-    line, leader, alone = ThreadLine(1), Call(operations.put, (rows,)), list[bool]()
+    line, leader, alone = ThreadLine(1, 1), Call(operations.put, (rows(),)), list[bool]()
     line._line.enter(leader)
-    line._lock = Handover(lambda: line._line.gather(leader))  # type: ignore[assignment]
+    handover = Handover(lambda: leader.others or line._line.gather(leader))
+    line._lock = handover  # type: ignore[assignment]
     with ThreadPoolExecutor(1) as pool:
-        call = Call(operations.put, (rows,))
+        call = Call(operations.put, (rows(),))
         waiting = pool.submit(line.run, call, lambda: alone.append(True), lambda batch: None)
         with pytest.raises(FutureTimeout):
             waiting.result(timeout=0.1)
         assert leader.others == [call]
-        leader.outcome = outcome
+        call.outcome = outcome
         line._line.leave(leader)
         waiting.result(timeout=10)
     assert alone == ([True] if outcome is Role.GOES_ALONE else [])
@@ -157,7 +217,9 @@ def test_a_chain_that_has_moved_fails_its_batch_and_nothing_else(
         for name in ("t3", "t7"):
             value = values_of(other, config(name))["a"]
             put(other, name, {"a": [*value, "from elsewhere" * 90]})
-    growing(saver, 23)
+    turns = growing(saver, 23)
+    if beside.dialect.name == "postgresql":
+        assert turns <= WAYS // 2 + 2, "the two by themselves, all others in their batches"
     assert chains(beside) == {f"t{number}": 2 if number in (3, 7) else 1 for number in range(WAYS)}
 
 
@@ -324,6 +386,7 @@ def test_one_that_is_cancelled_leaves_the_line(saver: Called) -> None:
 
 
 @named(ASYNC_BACKENDS)
+@pytest.mark.usefixtures("way")
 def test_a_batch_goes_on_without_those_who_are_cancelled(saver: Called) -> None:
     """All but one of its callers are cancelled while it is executed, whoever leads it."""
     began = asyncio.Event()
@@ -362,6 +425,7 @@ class _A:
 
 
 @named(POSTGRES)
+@pytest.mark.usefixtures("way")
 def test_a_batch_whose_connection_is_lost(saver: Called, beside: Engine) -> None:
     ended: list[Any] = []
 
@@ -377,15 +441,20 @@ def test_a_batch_whose_connection_is_lost(saver: Called, beside: Engine) -> None
 
 
 @named(POSTGRES)
-def test_a_connection_that_a_batch_finds_lost(saver: Called, beside: Engine) -> None:
+@pytest.mark.usefixtures("way")
+def test_a_connection_that_a_batch_finds_lost(
+    saver: Called, beside: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Nobody listens to statements: they are sent in the short way."""
     ended: list[Any] = []
+    store = runners.Runner._execute_together
 
-    def options(_: Any, given: dict[str, Any]) -> None:
-        if lanes.TOGETHER in given and not ended:
+    def execute(*args: Any) -> Any:
+        if not ended:
             ended.append(terminate_others(beside))
+        return store(*args)
 
-    event.listen(saver.engine, "set_connection_execution_options", options)
+    monkeypatch.setattr(runners.Runner, "_execute_together", execute)
     with crowded(saver):
         saver.at_once(*putting_many())
     assert all(ended[0])
@@ -429,6 +498,7 @@ def test_a_leader_who_is_interrupted(saver: Called) -> None:
 
 
 @named(POSTGRES)
+@pytest.mark.usefixtures("way")
 def test_nobody_waits_for_a_transaction_of_the_callers(saver: Called, beside: Engine) -> None:
     """It holds a row that one of the calls wants. All others are stored before it ends."""
     wanted = checkpoint({"a": [0]}, {"a": version()})

@@ -81,7 +81,9 @@ class Dialect:
         grows_from: from what size in bytes on a value is stored as what it grew by.
         forgives: whether a failed statement leaves its transaction usable.
         leaders: how many transactions store at a time what is called at a time.
-        hurry: what makes such a transaction fail rather than wait for another one for long.
+        relief: how many, where they take long.
+        hurry: after how many milliseconds such a transaction fails rather than wait for another
+            one; None where there is only one at a time.
         begin: what opens a transaction that will write, None where BEGIN itself does.
     """
 
@@ -112,7 +114,8 @@ class Dialect:
     grows_from: int
     begin: str | None
     leaders: int
-    hurry: str | None
+    relief: int
+    hurry: int | None
 
 
 def _register_contains(connection: Connection) -> None:
@@ -150,8 +153,8 @@ def _joined(left: FromClause, table: Table, same: ColumnElement[bool], *names: s
 def _recordset(name: str, **types: type[TypeEngine[Any]]) -> FromClause:
     return (
         func.json_to_recordset(cast(param(name), JSON))
-        .table_valued(*(column(cell, type_) for cell, type_ in types.items()), name=name)
-        .render_derived(with_types=True)
+        .table_valued(*(column(cell, type_) for cell, type_ in types.items()))
+        .render_derived(name=name, with_types=True)
     )
 
 
@@ -200,7 +203,8 @@ POSTGRES = Dialect(
     grows_from=THRESHOLD,
     begin=None,
     leaders=2,
-    hurry="SET LOCAL lock_timeout = 250",  # milliseconds
+    relief=4,
+    hurry=250,
 )
 
 
@@ -281,6 +285,7 @@ SQLITE = Dialect(
     # written in between; one that says so at the start waits its turn.
     begin="BEGIN IMMEDIATE",
     leaders=1,
+    relief=1,
     hurry=None,
 )
 

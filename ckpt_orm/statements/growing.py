@@ -8,7 +8,7 @@ same one have the same key, so one of them is not stored.
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeAlias
 
 from sqlalchemy import (
     BigInteger,
@@ -27,7 +27,6 @@ from sqlalchemy import (
     update,
 )
 from sqlalchemy.sql.base import Executable
-from sqlalchemy.sql.selectable import CTE
 from sqlalchemy.types import TypeEngine
 
 from ckpt_orm.statements.dialects import DIGEST_SIZE, Column, constant, param
@@ -42,6 +41,9 @@ CELLS: dict[str, type[TypeEngine[Any]]] = {
     "start": BigInteger,
     "follows": LargeBinary,
 }
+
+#: Where segments come from, None for parameters; their cells; their data and digest.
+Tails: TypeAlias = tuple[FromClause | None, dict[str, Column], dict[str, Column]]
 
 
 class Statements(Writing):
@@ -63,20 +65,30 @@ class Statements(Writing):
         they stay: nothing refers to them.
         """
         added = self.SEGMENTS_TOLD.cte("added")
-        return self._put_if_added(added)
-
-    @cached_property
-    def PUTS(self) -> Executable:
-        """The same for several calls at once: none of their checkpoints, if one chain has moved."""
-        added = self._new_segments(several=True).returning(constant(1)).cte("added")
-        return self._put_if_added(added, several=True)
-
-    def _put_if_added(self, added: CTE, *, several: bool = False) -> Executable:
         number = select(func.count()).select_from(added).scalar_subquery()
         all_are = number == param("expected", Integer)
-        blobs = self._new_blobs(all_are, several=several).cte("blobs")
-        stored = self._checkpoint(all_are, several=several).cte("stored")
-        return select(number).add_cte(blobs, stored)
+        blobs = self._new_blobs(all_are).cte("blobs")
+        return select(number).add_cte(blobs, self._checkpoint(all_are).cte("stored"))
+
+    @cached_property
+    def PUTS(self) -> Any:
+        """Several puts at once, but for those of which a chain has moved.
+
+        It returns the threads and namespaces of these, of which nothing is stored that is referred
+        to.
+        """
+        tails = self._tails(several=True)
+        _, tail, row = tails
+        added = self._new_segments(tails).returning(self.segments.c.digest).cte("added")
+        is_added = row["digest"].in_(select(added.c.digest))
+        moved = select(*(tail[name] for name in THREAD)).where(~is_added).cte("moved")
+        blobs, stored = self._new_blobs(but=moved), self._checkpoint(but=moved)
+        return select(moved).add_cte(blobs.cte("blobs"), stored.cte("stored"))
+
+    @cached_property
+    def STORES(self) -> Any:
+        """Several puts, and the writes of several calls."""
+        return self.PUTS.add_cte(self.ALL_WRITES.cte("written"))
 
     @cached_property
     def SEGMENTS_TOLD(self) -> Any:
@@ -142,10 +154,10 @@ class Statements(Writing):
 
         Where each row has a statement they only start one.
         """
-        return self._new_segments()
+        return self._new_segments(self._tails())
 
-    def _new_segments(self, *, several: bool = False) -> Any:
-        source, cells, row = self._tails(several=several)
+    def _new_segments(self, tails: Tails) -> Any:
+        source, cells, row = tails
         where = self._starts(cells)
         if source is not None:
             where = or_(where, self._follows(source, cells))
@@ -167,19 +179,16 @@ class Statements(Writing):
             **row,
         )
 
-    def _tails(
-        self, *, several: bool = False
-    ) -> tuple[FromClause | None, dict[str, Column], dict[str, Column]]:
-        """Where segments come from, None for parameters; their cells; their data and digest.
-
-        They are of one thread and namespace, which are parameters, or of several.
-        """
+    def _tails(self, *, several: bool = False) -> Tails:
+        """Segments of one thread and namespace, which are parameters, or of several."""
         if self.dialect.stores_each:
             row = {"data": param("data", LargeBinary), "digest": param("digest", LargeBinary)}
             cells = {**THREAD, **CELLS}
             return None, {name: param(name, type_) for name, type_ in cells.items()}, row
         cells = {**THREAD, **CELLS} if several else CELLS
         tails = self.dialect.rows("tails", **places(cells), place=Integer, size=Integer)
+        if several:  # asked for at several places
+            tails = select(tails).select_from(self._hurried(tails)).cte("tail")
         place, size = tails.c.place, tails.c.size
         row = {"data": part(place, size), "digest": part(place + size, constant(DIGEST_SIZE))}
         return tails, {**params(*THREAD), **at_places(tails, cells)}, row

@@ -28,8 +28,11 @@ from sqlalchemy import (
     delete,
     func,
     select,
+    true,
+    tuple_,
 )
 from sqlalchemy.sql.base import Executable
+from sqlalchemy.sql.selectable import CTE
 from sqlalchemy.types import TypeEngine
 
 from ckpt_orm.columns import Filling, has_default, is_tenant
@@ -57,14 +60,15 @@ class Writing(Finding):
         """A checkpoint; one that is there already keeps its parent."""
         return self._checkpoint()
 
-    def _checkpoint(self, *where: ColumnElement[bool], several: bool = False) -> Any:
-        """A checkpoint out of parameters, or several out of rows."""
+    def _checkpoint(self, *where: ColumnElement[bool], but: FromClause | None = None) -> Any:
+        """A checkpoint out of parameters; or several out of rows, but those of some threads."""
         key = (*THREAD, "checkpoint_id", "parent_checkpoint_id")
         documents = ("checkpoint", "metadata")
         source, cells = None, params(*key, *documents)
-        if several:
-            source = self.dialect.rows("puts", **dict.fromkeys((*key, *documents), Text))
-            cells = {name: source.c[name] for name in cells}
+        if but is not None:
+            rows = self.dialect.rows("puts", **dict.fromkeys((*key, *documents), Text))
+            source, cells = self._hurried(rows), {name: rows.c[name] for name in cells}
+            where = (*where, _not_among(but, cells))
         cells |= {name: self.dialect.document(cells[name]) for name in documents}
         insert = self._insert(self.checkpoints, source, *where, **cells)
         changed = {name: insert.excluded[name] for name in ("checkpoint", "metadata")}
@@ -78,9 +82,9 @@ class Writing(Finding):
         """Blobs; a version that is there already stays as it is."""
         return self._new_blobs()
 
-    def _new_blobs(self, *where: ColumnElement[bool], several: bool = False) -> Any:
+    def _new_blobs(self, *where: ColumnElement[bool], but: FromClause | None = None) -> Any:
         keys = key_columns(self.blobs)
-        return self._blobs(*where, several=several).on_conflict_do_nothing(index_elements=keys)
+        return self._blobs(*where, but=but).on_conflict_do_nothing(index_elements=keys)
 
     @cached_property
     def SNAPSHOTS(self) -> Any:
@@ -92,16 +96,19 @@ class Writing(Finding):
             where=self.blobs.c.type == constant(EMPTY),
         )
 
-    def _blobs(self, *where: ColumnElement[bool], several: bool = False) -> Any:
-        """Blobs of one thread and namespace, or of several."""
+    def _blobs(self, *where: ColumnElement[bool], but: FromClause | None = None) -> Any:
+        """Blobs of one thread and namespace; or of several, but those of some threads."""
+        several, cells = but is not None, dict.fromkeys(("channel", "version", "type"), Text)
         source, row = self._rows(
+            "rows",
+            several=several,
             **(THREAD if several else {}),
-            channel=Text,
-            version=Text,
-            type=Text,
+            **cells,
             stop=BigInteger,
             chain=LargeBinary,
         )
+        if but is not None:
+            where = (*where, _not_among(but, row))
         return self._insert(self.blobs, source, *where, **{**params(*THREAD), **row})
 
     @cached_property
@@ -114,10 +121,21 @@ class Writing(Finding):
         """The writes of several calls."""
         return self._writes(several=True)
 
+    @cached_property
+    def IN_A_HURRY(self) -> CTE:
+        """What rows of several calls come from too, so that it is there before they lock anything.
+
+        With it the statement fails rather than wait for another transaction for long.
+        """
+        milliseconds = constant(str(self.dialect.hurry))
+        told = func.set_config(constant("lock_timeout"), milliseconds, true())
+        return select(told.label("told")).cte("hurry")
+
     def _writes(self, *, several: bool = False) -> Any:
         key = dict.fromkeys((*THREAD, "checkpoint_id", "task_id", "task_path"), Text)
         cells = {"idx": Integer, "channel": Text, "type": Text}
-        source, row = self._rows(**(key if several else {}), **cells)
+        name = "writes" if several else "rows"
+        source, row = self._rows(name, several=several, **(key if several else {}), **cells)
         del row["digest"]
         insert = self._insert(self.writes, source, **{**params(*key), **row})
         replaced = ("channel", "type", "blob", "task_path")
@@ -137,17 +155,22 @@ class Writing(Finding):
         )
         return self.dialect.together(*deletes)
 
-    def _rows(self, **cells: type[TypeEngine[Any]]) -> tuple[FromClause | None, dict[str, Column]]:
-        """Where the rows of a call come from, None for parameters; their cells, blob and digest."""
+    def _rows(
+        self, name: str, *, several: bool = False, **cells: type[TypeEngine[Any]]
+    ) -> tuple[FromClause | None, dict[str, Column]]:
+        """Where the rows of calls come from, None for parameters; their cells, blob and digest."""
         if self.dialect.stores_each:
             types = {**cells, "blob": LargeBinary, "digest": LargeBinary}
             return None, {name: param(name, type_) for name, type_ in types.items()}
-        rows = self.dialect.rows("rows", **places(cells), start=Integer, size=Integer)
+        rows = self.dialect.rows(name, **places(cells), start=Integer, size=Integer)
         start, size = rows.c.start, rows.c.size
         columns = at_places(rows, cells)
         columns["blob"] = part(start, size)
         columns["digest"] = part(start + size, constant(DIGEST_SIZE))
-        return rows, columns
+        return self._hurried(rows) if several else rows, columns
+
+    def _hurried(self, rows: FromClause) -> FromClause:
+        return rows.join(self.IN_A_HURRY, true())
 
     def _insert(
         self,
@@ -177,6 +200,11 @@ class Writing(Finding):
             for filling in self._fillings(table)
             if filling.rule
         }
+
+
+def _not_among(threads: FromClause, cells: Mapping[str, Column]) -> ColumnElement[bool]:
+    """Whether a row belongs to none of some threads and namespaces."""
+    return tuple_(*(cells[name] for name in THREAD)).not_in(select(*threads.c))
 
 
 def _filled(filling: Filling) -> Column:
