@@ -15,8 +15,9 @@ from typing import Any
 
 from benchmarks.contestants import Arena, Contestant
 from benchmarks.conversation import TASK_PATH, Conversation
+from benchmarks.floor import BareConversation
 from benchmarks.results import Row
-from benchmarks.sampling import OFFICIAL, OURS, Rounds, Samples, figure, ratio, spread
+from benchmarks.sampling import FLOOR, Rounds, Samples, figure, ratio, spread
 from benchmarks.scale import Scale
 
 #: What a caller does: (checkpoint, metadata, new_versions, writes, task id) for each step.
@@ -48,6 +49,38 @@ async def afollow(saver: Any, latest: dict[str, Any], steps: Script) -> None:
     assert found.checkpoint["id"] == config["configurable"]["checkpoint_id"]
 
 
+def bare_script(floor: Any, thread: str, steps: int) -> Script:
+    """What a caller of the floor will do, serialized before the clock starts."""
+    line = BareConversation(thread, floor)
+    found = []
+    for _ in range(steps):
+        checkpoint, metadata, _ = line.advance()
+        found.append((line.cells(checkpoint, metadata), line.rows()))
+    return found
+
+
+def bare_follow(floor: Any, thread: str, steps: Script) -> None:
+    """What a caller of the floor does."""
+    for cells, rows in steps:
+        floor.put(cells)
+        floor.put_writes(rows)
+    floor.get(thread)
+
+
+def bare_crowd(floor: Any, scale: Scale, pool: ThreadPoolExecutor) -> Callable[[], float]:
+    """`crowd` without a saver: on Postgres each caller has a connection of its own."""
+    numbers, floors = count(), [floor.beside() for _ in range(scale.callers)]
+
+    def call() -> float:
+        threads = [f"caller-{next(numbers)}" for _ in floors]
+        scripts = [bare_script(floor, thread, scale.caller_steps) for thread in threads]
+        begin = time.perf_counter()
+        list(pool.map(bare_follow, floors, threads, scripts))
+        return time.perf_counter() - begin
+
+    return call
+
+
 def crowd(contestant: Contestant, scale: Scale, pool: ThreadPoolExecutor) -> Callable[[], float]:
     """A call that lets all callers loose, on new threads each time, and returns the seconds."""
     numbers = count()
@@ -72,9 +105,15 @@ def crowd(contestant: Contestant, scale: Scale, pool: ThreadPoolExecutor) -> Cal
 def measure(arena: Arena, scale: Scale) -> Iterator[Row]:
     """One row for each colour."""
     for colour in ("sync", "async"):
-        with arena.contestants(colour) as contestants, ThreadPoolExecutor(scale.callers) as pool:
+        with (
+            arena.contestants(colour, floor=colour == "sync") as contestants,
+            ThreadPoolExecutor(scale.callers) as pool,
+        ):
             calls = {
-                name: crowd(contestant, scale, pool) for name, contestant in contestants.items()
+                name: bare_crowd(contestant.saver, scale, pool)
+                if name == FLOOR
+                else crowd(contestant, scale, pool)
+                for name, contestant in contestants.items()
             }
             samples = Rounds(scale.seed).take(calls, scale.crowd_rounds)
         yield _throughput(arena.database, scale, colour, samples)
@@ -89,7 +128,7 @@ def _throughput(database: str, scale: Scale, colour: str, samples: Samples) -> R
         database,
         colour,
         "calls/s",
-        {name: figure(rates[name]) for name in (OURS, OFFICIAL)},
+        {name: figure(found) for name, found in rates.items()},
         ratio(rates),
         spread(rates),
     )

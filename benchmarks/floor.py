@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import json
 import sqlite3
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from copy import copy
+from functools import partial
 from typing import Any
 
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
@@ -27,6 +30,10 @@ class Floor(ABC):
     """One connection, and three tables as the official saver has them."""
 
     connection: Any
+
+    @abstractmethod
+    def beside(self) -> Floor:
+        """One for another caller of the same time, on the same tables."""
 
     def __enter__(self) -> Floor:
         return self
@@ -60,7 +67,9 @@ class PostgresFloor(Floor):
     def __init__(self, dsn: str) -> None:
         import psycopg  # which SQLite alone does not need
 
-        self.connection = psycopg.connect(dsn, autocommit=True, prepare_threshold=0)
+        self._connect = partial(psycopg.connect, dsn, autocommit=True, prepare_threshold=0)
+        self.connection = self._connect()
+        self._others: list[Any] = []
         self.connection.execute(
             "CREATE TABLE checkpoints (thread_id text, checkpoint_ns text, checkpoint_id text, "
             "parent_checkpoint_id text, checkpoint jsonb, metadata jsonb, "
@@ -76,6 +85,16 @@ class PostgresFloor(Floor):
             "checkpoint_id text, task_id text, idx int, channel text, type text, blob bytea, "
             "task_path text, PRIMARY KEY (thread_id, checkpoint_ns, checkpoint_id, task_id, idx))"
         )
+
+    def beside(self) -> Floor:
+        other = copy(self)
+        other.connection = self._connect()
+        self._others.append(other.connection)
+        return other
+
+    def __exit__(self, *error: object) -> None:
+        for connection in (self.connection, *self._others):
+            connection.close()
 
     def encoded(self, thread: str, checkpoint: dict[str, Any], metadata: dict[str, Any]) -> Saved:
         values = dict(checkpoint["channel_values"])
@@ -116,10 +135,11 @@ class PostgresFloor(Floor):
 
 
 class SqliteFloor(Floor):
-    """sqlite3 in WAL mode."""
+    """sqlite3 in WAL mode; callers of the same time take turns on one connection."""
 
     def __init__(self, path: str) -> None:
-        self.connection = sqlite3.connect(path, isolation_level=None)
+        self._turn = threading.Lock()
+        self.connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
         self.connection.executescript(
             "PRAGMA journal_mode=WAL;"
             "CREATE TABLE checkpoints (thread_id TEXT, checkpoint_ns TEXT, checkpoint_id TEXT, "
@@ -130,17 +150,24 @@ class SqliteFloor(Floor):
             "PRIMARY KEY (thread_id, checkpoint_ns, checkpoint_id, task_id, idx));"
         )
 
+    def beside(self) -> Floor:
+        return self
+
     def encoded(self, thread: str, checkpoint: dict[str, Any], metadata: dict[str, Any]) -> Saved:
         kind, payload = SERDE.dumps_typed(checkpoint)
         return (thread, checkpoint["id"], kind, payload, json.dumps(metadata).encode())
 
     def put(self, cells: Saved) -> None:
-        self.connection.execute("INSERT INTO checkpoints VALUES (?, '', ?, NULL, ?, ?, ?)", cells)
+        with self._turn:
+            self.connection.execute(
+                "INSERT INTO checkpoints VALUES (?, '', ?, NULL, ?, ?, ?)", cells
+            )
 
     def put_writes(self, rows: list[tuple[Any, ...]]) -> None:
         values = ", ".join(["(?, '', ?, ?, ?, ?, ?, ?, ?)"] * len(rows))
         cells = [cell for row in rows for cell in row]
-        self.connection.execute(f"INSERT INTO writes VALUES {values}", cells)
+        with self._turn:
+            self.connection.execute(f"INSERT INTO writes VALUES {values}", cells)
 
     def get(self, thread: str) -> Any:
         latest = self.connection.execute(
@@ -162,13 +189,21 @@ class BareConversation(Conversation):
     def save(
         self, checkpoint: dict[str, Any], metadata: dict[str, Any], new: dict[str, str]
     ) -> float:
+        return timed(self.saver.put, self.cells(checkpoint, metadata))
+
+    def cells(self, checkpoint: dict[str, Any], metadata: dict[str, Any]) -> Saved:
+        """The next checkpoint, as it is stored."""
         self.config = {"configurable": {"checkpoint_id": checkpoint["id"]}}
-        return timed(self.saver.put, self.saver.encoded(self.thread_id, checkpoint, metadata))
+        return self.saver.encoded(self.thread_id, checkpoint, metadata)
 
     def put_writes(self) -> float:
+        return timed(self.saver.put_writes, self.rows())
+
+    def rows(self) -> list[tuple[Any, ...]]:
+        """Three writes of a task, as they are stored."""
         writes, task = self.task_writes()
         checkpoint_id = self.config["configurable"]["checkpoint_id"]
-        rows = [
+        return [
             (
                 self.thread_id,
                 checkpoint_id,
@@ -180,7 +215,6 @@ class BareConversation(Conversation):
             )
             for index, (channel, value) in enumerate(writes)
         ]
-        return timed(self.saver.put_writes, rows)
 
     def get_tuple(self) -> float:
         return timed(self.saver.get, self.thread_id)
