@@ -284,10 +284,14 @@ class LoopLine:
         loop = asyncio.get_running_loop()
         turn = loop.create_future()
         call.wake = lambda: turn.set_result(None)
-        timers = (
-            loop.call_later(RELIEF, self._line.relieve, call),
-            loop.call_later(PATIENCE, self._line.give_up, call),
-        )
+        timer: asyncio.TimerHandle
+
+        def relieve() -> None:
+            nonlocal timer
+            self._line.relieve(call)
+            timer = loop.call_later(PATIENCE, self._line.give_up, call)
+
+        timer = loop.call_later(RELIEF, relieve)
         try:
             await asyncio.shield(turn)
         except asyncio.CancelledError:
@@ -295,8 +299,7 @@ class LoopLine:
             await to_its_end(turn)
             raise
         finally:
-            for timer in timers:
-                timer.cancel()
+            timer.cancel()
 
     async def _lead(
         self,

@@ -37,6 +37,13 @@ KEEPS = "ckpt_orm_keeps"
 #: What says how a pool treats its connections, and must not be bypassed.
 POOLING = {"pool", "poolclass", "pool_pre_ping", "pool_recycle", "creator", "events", "pool_events"}
 
+#: What says how many connections there are.
+SIZES = {"pool", "poolclass", "pool_size", "max_overflow"}
+
+#: How many there are at most: all of them stay. SQLAlchemy closes some of the fifteen it allows as
+#: soon as they are back, and to open one takes a server as long as several calls.
+CONNECTIONS = {"pool_size": 10, "max_overflow": 0}
+
 #: What a new connection is given, by driver.
 CONNECT_ARGS: dict[str, dict[str, Any]] = {
     "psycopg": {"connect_timeout": CONNECT_TIMEOUT},
@@ -93,6 +100,8 @@ def create(url: str | URL, pooler: str | None = None, **kwargs: Any) -> Engine |
     if in_memory(url) and "poolclass" not in kwargs:
         # A memory database is its connection: one for all callers, who take turns on it.
         kwargs |= {"poolclass": QueuePool, "pool_size": 1, "max_overflow": 0}
+    elif not SIZES & kwargs.keys():
+        kwargs |= CONNECTIONS
     if url.get_dialect().is_async:
         return LoopEngines(url, kwargs)
     engine = create_engine(url, **kwargs)

@@ -88,7 +88,9 @@ class Lifetime(BaseCheckpointSaver[str]):
             growth: as for the class.
             pooler: "transaction" where the URL is that of a pooler such as PgBouncer which gives
                 each transaction another connection: nothing is prepared for a later one then.
-            **engine_kwargs: handed to `create_engine`, such as pool_size or connect_args.
+            **engine_kwargs: handed to `create_engine`, such as connect_args. Without pool_size and
+                max_overflow there are at most 10 connections, opened when they are needed, which
+                stay open.
 
         Raises:
             BadURL: where the URL cannot be read.

@@ -447,11 +447,12 @@ def test_a_connection_that_a_batch_finds_lost(
 ) -> None:
     """Nobody listens to statements: they are sent in the short way."""
     ended: list[Any] = []
-    store = runners.Runner._execute_together
+    store, first = runners.Runner._execute_together, threading.Lock()
 
     def execute(*args: Any) -> Any:
-        if not ended:
-            ended.append(terminate_others(beside))
+        with first:
+            if not ended:
+                ended.append(terminate_others(beside))
         return store(*args)
 
     monkeypatch.setattr(runners.Runner, "_execute_together", execute)

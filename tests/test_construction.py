@@ -36,6 +36,7 @@ from ckpt_orm import (
     UnsupportedDialect,
     WrongEngine,
 )
+from ckpt_orm.engines import create
 from ckpt_orm.errors import MissingExtra
 
 SYNC_DRIVERS = ["sqlite", "sqlite+pysqlite", "postgresql", "postgresql+psycopg"]
@@ -215,6 +216,19 @@ def test_engines_that_are_refused(tmp_path: Path) -> None:
             SQLAlchemySaver(*arguments)
     with pytest.raises(WrongEngine, match="memory database of its own"):
         SQLAlchemySaver(create_engine("sqlite://"))
+
+
+@pytest.mark.parametrize(
+    ("given", "size", "overflow"),
+    [({}, 10, 0), ({"pool_size": 3}, 3, 10), ({"max_overflow": 2}, 5, 2)],
+    ids=str,
+)
+@pytest.mark.parametrize("url", ["sqlite:///never-opened.db", "postgresql://localhost/db"])
+def test_how_many_connections_there_are(
+    url: str, given: dict[str, int], size: int, overflow: int
+) -> None:
+    pool: Any = create(url, **given).pool
+    assert (pool.size(), pool._max_overflow) == (size, overflow)
 
 
 ONE = {"pool_size": 1, "max_overflow": 0}
