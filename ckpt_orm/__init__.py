@@ -15,6 +15,7 @@ What is public is named here. To read the code, follow a call:
     combining    TOGETHER: calls of the same time in one transaction
     spares       a connection kept between two calls
     waiting      turns, threads, and what is not interrupted
+    modes        who begins and ends a transaction of SQLite's
     guests       WITHIN: operations in a transaction of the caller's
     tenants      SCOPED: for one tenant of many, whose name the statements ask of `scope`
     engines      WHERE: the engines of an application, and those made from a URL

@@ -16,6 +16,7 @@ from sqlalchemy import URL, Engine, create_engine, event
 from sqlalchemy.pool import Pool, QueuePool, SingletonThreadPool, StaticPool
 
 from ckpt_orm.errors import InvalidConfig, WrongEngine
+from ckpt_orm.modes import outside
 from ckpt_orm.statements import dialect_named
 from ckpt_orm.urls import parse
 
@@ -201,10 +202,11 @@ def tune(engine: Engine | AsyncEngine) -> None:
     @event.listens_for(sync, "connect")
     def connected(connection: Any, record: object) -> None:
         try:
-            cursor = connection.cursor()
-            cursor.execute(f"PRAGMA busy_timeout={BUSY_TIMEOUT}")
-            cursor.execute("PRAGMA journal_mode=WAL")
-            cursor.close()
+            with outside(connection):
+                cursor = connection.cursor()
+                cursor.execute(f"PRAGMA busy_timeout={BUSY_TIMEOUT}")
+                cursor.execute("PRAGMA journal_mode=WAL")
+                cursor.close()
         except Exception:  # the file is no database, or locked
             connection.close()
             raise

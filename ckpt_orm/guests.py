@@ -25,8 +25,9 @@ from sqlalchemy.orm import Session, scoped_session
 
 from ckpt_orm.errors import WrongEngine
 from ckpt_orm.failures import translated
+from ckpt_orm.modes import begins_itself
 from ckpt_orm.operations import Access, Operation
-from ckpt_orm.runners import Runner, begins_itself
+from ckpt_orm.runners import Runner
 from ckpt_orm.statements import dialect_named
 from ckpt_orm.waiting import in_thread, to_its_end
 
@@ -184,6 +185,7 @@ class GuestRunner:
         elif access is Access.READ or driver.in_transaction:
             return
         else:
+            self.host.check_mode(conn)
             autocommits = not begins_itself(driver)
         if autocommits:
             raise WrongEngine(

@@ -43,6 +43,7 @@ from ckpt_orm.failures import is_missing, passes, translated
 from ckpt_orm.forks import after_fork
 from ckpt_orm.logs import Logs, Shelf
 from ckpt_orm.models import Models
+from ckpt_orm.modes import begins_itself, ends_nothing
 from ckpt_orm.operations import Access, Operation, put, store_all
 from ckpt_orm.reasons import may_be_refused
 from ckpt_orm.spares import Loan, spares_of
@@ -285,13 +286,24 @@ class Runner:
     def look(self, conn: Connection) -> None:
         """Refuse tables this release cannot work with, unless they were found right before."""
         if not self._ready:
+            self.check_mode(conn)
             migrations.check_models(conn, self._models)
             if self.logs.shelf.on is None:
                 self.logs.shelf.on = not migrations.are_adopted(conn, self._models)
             self._ready = True
 
+    def check_mode(self, conn: Connection) -> None:
+        """Refuse a SQLite driver that ends no transaction, unless it was found to before."""
+        if not self._ready and self.statements.dialect.begin is not None and ends_nothing(conn):
+            raise WrongEngine(
+                "the engine's connections have autocommit=True, with which sqlite3 neither commits "
+                "nor rolls back: leave it out of `connect_args`, or make it False; without "
+                'transactions of your own there is create_engine(…, isolation_level="AUTOCOMMIT")'
+            )
+
     def set_up(self, conn: Connection) -> None:
         """Bring the tables to this release's revision; see `migrations.setup_models`."""
+        self.check_mode(conn)
         migrations.setup_models(conn, self._models)
         self.look(conn)
 
@@ -360,13 +372,3 @@ def driver_of(conn: Connection) -> Any:
     """The driver's own connection, which no adapter stands before."""
     connection = conn.connection
     return connection.driver_connection if conn.dialect.is_async else connection.dbapi_connection
-
-
-def begins_itself(driver: Any) -> bool:
-    """Whether a SQLite connection is in the mode in which it begins before a write."""
-    legacy = getattr(driver, "autocommit", LEGACY) == LEGACY
-    return legacy and driver.isolation_level is not None
-
-
-#: What `sqlite3.Connection.autocommit` is, since Python 3.12, where nobody has set it.
-LEGACY = -1

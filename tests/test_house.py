@@ -16,7 +16,7 @@ PACKAGE = Path(ckpt_orm.__file__).parent
 #: Rooms in the order of their floors: a file imports only from floors below its own.
 FLOORS = [
     {"version", "errors", "forks", "words", "reasons"},
-    {"documents", "models", "columns", "scope", "growth", "failures", "compression"}
+    {"documents", "models", "columns", "scope", "growth", "failures", "compression", "modes"}
     | {"names", "urls"},
     {"rows", "migrations", "refusals"},
     {"logs", "messages", "parcels", "unchanged"},

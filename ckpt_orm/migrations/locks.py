@@ -25,6 +25,7 @@ from sqlalchemy.exc import DBAPIError
 from ckpt_orm.errors import SchemaLocked
 from ckpt_orm.failures import code_of
 from ckpt_orm.migrations.place import Place
+from ckpt_orm.modes import begins_itself, ends_nothing
 
 #: Seconds to wait for another upgrade, and for another transaction's lock on a table.
 PATIENCE = 60.0
@@ -140,13 +141,14 @@ def _sqlite(connection: Connection, own: bool) -> Iterator[None]:
     A transaction that begins with a read cannot always become one that writes.
     """
     driver: Any = connection.connection.driver_connection
-    if driver.in_transaction:
+    has_begun, in_words = driver.in_transaction, ends_nothing(connection)
+    if has_begun:
         if not own:
             yield
             return
         connection.exec_driver_sql("COMMIT")
     _poll(connection, lambda: _begun(connection))
-    if driver.isolation_level is None or getattr(driver, "autocommit", None) is True:
+    if in_words or (driver.isolation_level is None and not has_begun):
         with _ended(connection):
             yield
     else:
@@ -161,8 +163,9 @@ def open_for_ddl(connection: Connection | None) -> None:
     if connection is None or connection.dialect.name != "sqlite" or not connection.in_transaction():
         return
     driver: Any = connection.connection.driver_connection
-    ends_it = driver.isolation_level is not None and getattr(driver, "autocommit", -1) == -1
-    if ends_it and not driver.in_transaction:
+    if driver.in_transaction or not begins_itself(driver):
+        return
+    if not ends_nothing(connection):
         connection.exec_driver_sql("BEGIN")
 
 
