@@ -4,11 +4,11 @@ A document is stored as JSON only where every value comes back from Postgres' JS
 SQLite's JSON text, as the same value of the same type. Anything else is *packed*: replaced by
 `{"__ckpt_orm__": [tag, base64]}`, the payload that the saver's serde made of it. That covers NUL
 and lone surrogates in strings, NaN and infinities, floats that JSONB rewrites (1e16 becomes an
-integer, -0.0 loses its sign), keys that are not strings, UUIDs, datetimes and objects. Subclasses
-of JSON's own types become what `json.dumps` makes of them, as keys too; tuples become lists. A
-mapping with a key that JSON cannot hold is packed whole; at the top of a document, such an entry is
-kept under `__ckpt_orm_entries__`, so that it hides no other one. What the serde cannot hold either
-is for the one who packs: see `refusals`.
+integer, -0.0 loses its sign), keys that are not strings, UUIDs, datetimes and objects, and what is
+nested too deeply. Subclasses of JSON's own types become what `json.dumps` makes of them, as keys
+too; tuples become lists. A mapping with a key that JSON cannot hold is packed whole; at the top of
+a document, such an entry is kept under `__ckpt_orm_entries__`, so that it hides no other one. What
+the serde cannot hold either is for the one who packs: see `refusals`.
 
 The project encodes and decodes JSON itself: an engine's `json_serializer` never sees a document.
 """
@@ -31,6 +31,9 @@ ENTRIES = "__ckpt_orm_entries__"
 
 #: The largest integer that is stored as a JSON number; longer ones are left to the serde.
 MAX_INT_BITS = 1024
+
+#: How deep JSON nests, whatever Python writes it: 3.13 would ten times as deep as others can read.
+DEEPEST = 500
 
 #: What a subclass of a JSON scalar is without its own methods, as `json.dumps` sees it.
 _BARE: dict[type, Callable[[Any], Any]] = {
@@ -85,15 +88,21 @@ def packed(value: object, pack: Pack) -> dict[str, list[str]]:
     return {PACKED: [tag, b64encode(payload).decode()]}
 
 
-def jsonable(value: Any, pack: Pack) -> Any:
-    """A copy of `value` that JSON can hold, by the rule of this file."""
+def jsonable(value: Any, pack: Pack, depth: int = DEEPEST) -> Any:
+    """A copy of `value` that JSON can hold, by the rule of this file.
+
+    Raises:
+        RecursionError: for what nests deeper than `depth`.
+    """
     if fits(value):
         return value
+    if not depth:
+        raise RecursionError
     if isinstance(value, dict):
         if all(_fits_key(key) for key in value):
-            return {str.__str__(key): jsonable(item, pack) for key, item in value.items()}
+            return {str.__str__(k): jsonable(item, pack, depth - 1) for k, item in value.items()}
     elif isinstance(value, (list, tuple)):
-        return [jsonable(item, pack) for item in value]
+        return [jsonable(item, pack, depth - 1) for item in value]
     else:
         for base, bare in _BARE.items():
             if isinstance(value, base) and type(value) is not base:
@@ -153,9 +162,12 @@ def exact(document: Mapping[Any, Any], ready: Mapping[str, Any]) -> str | None:
 def _check(document: Mapping[Any, Any]) -> None:
     """Refuse what JSON does not hold of what it has made a text of, but for what is in strings."""
     level: list[Any] = [document]
-    while level:
+    for _ in range(DEEPEST):
         held = map(_inside, level)
         level = [value for values in held if not _are_words(values) for value in values]
+        if not level:
+            return
+    raise RecursionError
 
 
 def _inside(value: Any) -> Collection[Any]:

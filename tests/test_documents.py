@@ -8,6 +8,7 @@ from datetime import datetime
 from decimal import Decimal
 from typing import Any
 
+import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -73,3 +74,27 @@ def test_in_one_go_as_value_by_value(document: dict[Any, Any]) -> None:
 def test_what_json_holds_goes_in_one() -> None:
     document = {"v": 4, "seen": {"node": {"a": "1"}}, "x": 0.5, "é": [None, True, -7]}
     assert documents.exact(document, {}) == documents.encode(document)
+
+
+def nested(depth: int) -> Any:
+    value: Any = 1
+    for number in range(depth):
+        value = [value] if number % 2 else {"a": value}
+    return value
+
+
+def test_json_is_no_deeper_than_every_python_reads() -> None:
+    document = {"deep": nested(documents.DEEPEST - 2)}
+    text = documents.dump(document, pack)
+    assert documents.PACKED not in text
+    assert documents.load(text, lambda payload: payload) == document
+
+
+@pytest.mark.parametrize("innermost", [1, 1e16])
+def test_what_is_deeper_is_packed_whole(innermost: float) -> None:
+    """Also by a Python that would write it: 3.13 nests ten times as deep as others read."""
+    value = nested(documents.DEEPEST + 1)
+    document = documents.plain({"deep": value, "x": innermost}, lambda value: ("tag", b""))
+    assert documents.PACKED in document["deep"]
+    text = documents.dump({"deep": value, "x": innermost}, lambda value: ("tag", b""))
+    assert documents.load(text, lambda payload: "packed")["deep"] == "packed"
