@@ -130,7 +130,7 @@ def assert_all(saver: Any, versions: list[Any]) -> None:
 
 
 def test_a_growing_list_costs_what_it_grew(saver: Called) -> None:
-    versions = grow(saver, 40, items(30))
+    versions = grow(saver, 40, items(40))
     assert_all(saver, versions)
     assert (chains(saver), logs(saver)) == (1, 39)
     whole = len(saver.serde.dumps_typed(versions[-1][1])[1])
@@ -168,7 +168,7 @@ def test_a_list_in_a_dict_shares_too(saver: Called) -> None:
 
 def test_a_long_string_that_grows(saver: Called) -> None:
     """Which as a scalar would be inlined in every checkpoint's document."""
-    at, text, versions = None, "".join(items(30)), []
+    at, text, versions = None, "".join(items(40)), []
     for step in range(5):
         text += items(1)[0]
         at = put(saver, "t", {"messages": text, "n": step}, at)
