@@ -131,8 +131,12 @@ def the_short_way_leads_where_the_long_one_does(
     tag: str, payload: bytes, bases: Sequence[Known]
 ) -> None:
     for base in bases:
-        if base.tag == tag and base.manifest and base.end and base.begins(payload):
-            shared = [planning._body(base, header_of(tag, payload))]
+        if base.tag != tag or not base.manifest or not base.end:
+            continue
+        shared = [planning._body(base, header_of(tag, payload))] if base.begins(payload) else None
+        if shared is None and base.payload is not None:
+            shared = runs(tag, base.payload, payload, planning._most_pieces(len(payload)))
+        if shared is not None:
             found = planning.continued(payload, base, base.manifest, base.end, shared)
             pieces = planning.pieces_of(payload, base.manifest, shared)
             assert found in (None, planning.placed(pieces, base.end.length))
@@ -191,6 +195,8 @@ def changed(value: Any, kind: str, seed: int) -> Any:
     items = list(value) if isinstance(value, list) else [value]
     at = rng.randrange(len(items) + 1)
     new = message(seed, rng.choice([3, 40, 600, 5000]))
+    if rng.random() < 0.3:  # of another type and length, so of another first byte
+        new = rng.choice([seed, "x" * rng.randrange(900), {"a": new}])
     if kind == "append":
         return [
             *items,
@@ -715,6 +721,19 @@ def test_an_append_costs_what_is_appended() -> None:
     assert mean(written[-500:]) < 2.5 * size  # once, once more in a fold, and the manifest
     assert mean(written[-500:]) < 1.1 * mean(written[500:1000])
     assert max(written[500:]) < 20 * size
+
+
+@pytest.mark.parametrize("gone", [1, 2, 3])
+def test_what_is_dropped_at_the_front_where_all_else_is_the_same(gone: int) -> None:
+    """And something appended, so that what both share is the end of the one, as after an append."""
+    process, items = Process(Database()), ["a" * 5, "b" * 40, *("c" * 300 for _ in range(40))]
+    for number in range(3):
+        items = [*items, f"{number}" * 300]
+        process.put(str(number), packed(items))
+    items = [*items[gone:], "d" * 300]
+    process.put("dropped", packed(items))
+    assert process.plans[-1] == "append"
+    assert process.database.read("dropped")[0] == packed(items)
 
 
 def test_a_sliding_window_costs_a_few_times_what_is_appended() -> None:

@@ -156,6 +156,21 @@ def test_messages_that_are_edited_removed_and_trimmed(saver: Called) -> None:
     assert stored(saver) < 1.2 * whole
 
 
+def test_a_list_of_which_the_first_items_are_dropped(saver: Called) -> None:
+    """Those of other kinds than what is first then, and more of them than are appended."""
+    first: list[Any] = [1, "short", {"a": 1}, None]
+    value, at, versions = [*first, *items(MANY)], None, []
+    for _ in range(3):
+        value = [*value, *items(1)]
+        at = put(saver, "t", {"messages": value}, at)
+        versions.append((at, value))
+    for _ in first[1:]:
+        value = [*value[2:], *items(1)]
+        at = put(saver, "t", {"messages": value}, at)
+        versions.append((at, value))
+    assert_all(saver, versions)
+
+
 def test_a_list_in_a_dict_shares_too(saver: Called) -> None:
     at, value = None, {"before": "x" * 100, "list": items(MANY), "after": items(5)}
     for step in range(5):

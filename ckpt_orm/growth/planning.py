@@ -211,10 +211,11 @@ def continued(
     None where it is not, or where the base does not end with its chain.
     """
     header, last = header_of(base.tag, payload), manifest.pieces[-1]
-    tail = payload[base.size + len(header) - len(base.header) :]
+    longer = len(header) - len(base.header)
+    tail = payload[base.size + longer :]
     if (
         len(shared) != 1
-        or shared[0].old + shared[0].size != base.size
+        or not _is_body(shared[0], base, longer)
         or not tail
         or not isinstance(last, Span)
         or last.stop != end.length
@@ -226,6 +227,12 @@ def continued(
     if manifest.pieces[0] != base.header:
         return None
     return (header, *manifest.pieces[1:-1], grown), tail
+
+
+def _is_body(run: Run, base: Known, longer: int) -> bool:
+    """Whether a run is all of the base behind its header, where the new header ends."""
+    is_all = run.old <= len(base.header) and run.old + run.size == base.size
+    return is_all and run.new == run.old + longer
 
 
 def _appended(
