@@ -18,7 +18,8 @@ from __future__ import annotations
 import json
 import math
 from base64 import b64decode, b64encode
-from collections.abc import Callable, Collection, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from ckpt_orm.errors import CheckpointError
@@ -205,13 +206,42 @@ def load(text: str, unpack: Unpack) -> dict[str, Any]:
     def revive(found: dict[str, Any]) -> Any:
         return _unpacked(found[PACKED], unpack) if found.keys() == {PACKED} else found
 
-    document: dict[str, Any] = json.loads(text, object_hook=revive)
-    for entry in document.pop(ENTRIES, ()):
-        key = entry["key"]
-        while key in document:  # it had a surrogate, which has become "?"
-            key = f"{key}?"
-        document[key] = entry["value"]
+    document: dict[Any, Any] = json.loads(text, object_hook=revive)
+    entries = document.pop(ENTRIES, ())
+    free = FreeNames(document)
+    for entry in entries:
+        # One that had a surrogate, which has become "?", may be that of another entry.
+        document[free.of(_as_key(entry["key"]))] = entry["value"]
     return document
+
+
+def _as_key(value: Any) -> Any:
+    """What was a key: as a value of its own, msgpack makes a list of a tuple."""
+    if isinstance(value, (list, tuple)):
+        return tuple(map(_as_key, value))
+    # What a serde makes of a type that it does not know, or no longer.
+    return tuple(map(_as_key, value.items())) if isinstance(value, dict) else value
+
+
+class FreeNames:
+    """Names that are not taken yet: one that is gets a number, in time for thousands of the same.
+
+    Args:
+        taken: the names that are.
+    """
+
+    def __init__(self, taken: Iterable[Any]) -> None:
+        self._taken = set(taken)
+        self._numbers: Counter[Any] = Counter()
+
+    def of(self, name: Any) -> Any:
+        """The name, or the next one that is free; taken from now on."""
+        found = name
+        while found in self._taken:
+            self._numbers[name] += 1
+            found = f"{name}{self._numbers[name] + 1}"
+        self._taken.add(found)
+        return found
 
 
 def encode(jsonable: Any) -> str:

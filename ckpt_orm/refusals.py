@@ -16,7 +16,7 @@ from typing import Any
 
 from langgraph.checkpoint.serde.types import SendProtocol
 
-from ckpt_orm.documents import fits_text
+from ckpt_orm.documents import FreeNames, fits_text
 from ckpt_orm.errors import NotSerializable
 
 #: How serdes say that they cannot hold a value. Anything else is a failure of the serde itself,
@@ -114,7 +114,8 @@ class Remains:
     """Copies a value that was refused, all but what cannot be held. It never raises.
 
     A surrogate in a key becomes "?", as the serde has it everywhere else; an int that is too long
-    becomes its text; anything else, as what contains itself, the name of its type.
+    becomes its text; anything else, as what contains itself, the name of its type. Keys that would
+    be the same then are numbered.
     """
 
     def __init__(self, dumps: Dumps) -> None:
@@ -123,7 +124,7 @@ class Remains:
 
     def of(self, value: Any) -> Any:
         """A copy that can be held, or the value itself where it can."""
-        if _holds(self._dumps, value):
+        if self._fits(value):
             return value
         is_inside = any(value is outer for outer in self._around)
         if is_inside or len(self._around) >= DEEPEST or not self._left:
@@ -137,6 +138,12 @@ class Remains:
         finally:
             self._around.pop()
 
+    def _fits(self, value: Any) -> bool:
+        """Whether a value can be held where it is, so deep in others."""
+        for _ in self._around:
+            value = [value]
+        return _holds(self._dumps, value)
+
     def _copy(self, value: Any) -> Any:
         if isinstance(value, dict):
             return self._entries(value)
@@ -147,11 +154,10 @@ class Remains:
 
     def _entries(self, value: dict[Any, Any]) -> dict[Any, Any]:
         copied: dict[Any, Any] = {}
+        free = FreeNames(value)
         for key, item in value.items():
             name = self._key(key)
-            while name != key and (name in value or name in copied):
-                name = f"{name}?"
-            copied[name] = self.of(item)
+            copied[key if name == key else free.of(name)] = self.of(item)
         return copied
 
     def _key(self, key: Any) -> Any:

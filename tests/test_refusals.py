@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import pickle
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from threading import Lock
@@ -222,7 +223,7 @@ LEFT = {
     "surrogate": ({BROKEN: 1, "fine": [2]}, {"key?": 1, "fine": [2]}),
     "surrogates": (
         {1: {BROKEN: 1, "key?": 2, "key\udfff": 3}},
-        {1: {"key??": 1, "key?": 2, "key???": 3}},
+        {1: {"key?2": 1, "key?": 2, "key?3": 3}},
     ),
     "object": ({2: Unknown(), "fine": [1, {"x"}]}, {2: "<Unknown>", "fine": [1, {"x"}]}),
     "object as a key": ({Unknown(): 1, 2: 3}, {"<Unknown>": 1, 2: 3}),
@@ -233,6 +234,11 @@ LEFT = {
     "in itself": (in_itself(), [SECRET, "<list>"]),
     "deep": (nested(2_000), nested(DEEPEST, "<list>")),
     "odd": (Odd({1: Unknown()}), "<Odd>"),
+    "deep, beside an object": (
+        {1: nested(100, [Unknown(), nested(200, 0)])},
+        {1: nested(100, ["<Unknown>", nested(DEEPEST - 102, "<list>")])},
+    ),
+    "tuples as keys": ({1: {(1, (2, "x")): Unknown()}}, {1: {(1, (2, "x")): "<Unknown>"}}),
 }
 
 
@@ -248,8 +254,29 @@ def test_metadata_loses_as_little_as_possible(saver: Called, name: str) -> None:
 
 def test_a_key_that_is_changed_hides_no_other_one(saver: Called) -> None:
     stored = put(saver, "t", {}, metadata={BROKEN: 1, "key?": 2, "key\udfff": 3})
-    assert metadata_of(saver, stored) == {"key?": 2, "key??": 1, "key???": 3}
+    assert metadata_of(saver, stored) == {"key?": 2, "key?2": 1, "key?3": 3}
     assert [t.config for t in saver.list(None, filter={"key?": 2})] == [stored]
+
+
+def test_a_key_that_msgpack_would_make_a_list_of(saver: Called) -> None:
+    """Nor is it one when it comes back, which no dict could hold."""
+    given = {(1, 2): "pair", (1, ("x", (None,))): 5, (): 0, "fine": [1]}
+    stored = put(saver, "t", {}, metadata=given)
+    assert exact(metadata_of(saver, stored)) == exact(given)
+    assert [t.metadata for t in saver.list(None, filter={(1, 2): "pair"})] == [given]
+
+
+def test_thousands_of_keys_of_the_same_name_are_numbered_in_time(saver: Called) -> None:
+    """With a step for each, where a step for each pair would be a hundred million."""
+    surrogates = [f"{chr(0xD800 + n % 1000)}{chr(0xD800 + n // 1000)}" for n in range(10_000)]
+    objects = {Unknown(): n for n in range(10_000)}
+    began = time.monotonic()
+    stored = put(saver, "t", {}, metadata={**dict.fromkeys(surrogates, 1), "inner": objects})
+    found = metadata_of(saver, stored)
+    assert time.monotonic() - began < 15
+    names = ["??", *(f"??{n}" for n in range(2, 10_001))]
+    assert found.keys() == {*names, "inner"}
+    assert list(found["inner"].values()) == list(range(10_000))
 
 
 def test_a_web_of_objects_is_left_in_time() -> None:
