@@ -96,7 +96,10 @@ class Codec:
         # Only LangGraph's own plain serializer is known to hide nothing, and so what compresses
         # its payloads. With any other one, an encrypting one above all, no value is left readable
         # in the document.
-        self.inlines = type(innermost(serde)).dumps_typed is JsonPlusSerializer.dumps_typed
+        inner = innermost(serde)
+        self.inlines = type(
+            inner
+        ).dumps_typed is JsonPlusSerializer.dumps_typed and "dumps_typed" not in vars(inner)
 
     # --- encode ---
 
@@ -144,7 +147,7 @@ class Codec:
             if isinstance(value, _DeltaSnapshot):
                 inline[channel] = True  # the official saver's mark; the blob wins when it is read
             is_new = channel in new_versions
-            version: str | int | float | None = (new_versions if is_new else versions).get(channel)
+            version = _version_of(channel, versions, new_versions)
             # A small value cannot have changed since its version, and where another serde had
             # inlined it there is no blob yet: write it again, the row that exists stays.
             if version is None:
@@ -154,8 +157,9 @@ class Codec:
                 blobs.append(self._blob(channel, version, value))
         blobs.extend(
             Blob(str.__str__(channel), version_key(version), EMPTY, None, None)
-            for channel, version in new_versions.items()
+            for channel in new_versions
             if channel not in values
+            for version in (_version_of(channel, versions, new_versions),)
         )
         return inline, blobs
 
@@ -328,6 +332,12 @@ class Codec:
             raise
         except Exception as error:
             raise CorruptCheckpoint(f"{table} {row}", _problem(tag, error)) from error
+
+
+def _version_of(channel: str, versions: ChannelVersions, new: ChannelVersions) -> Any:
+    """A channel's new version, as the document names it: 1 and 1.0 are equal, and two keys."""
+    version = versions.get(channel)
+    return new[channel] if channel in new and new[channel] != version else version
 
 
 #: The tags of what a reader reads in the serde's place.

@@ -5,7 +5,7 @@ Nothing here knows LangGraph's values or SQLAlchemy's statements.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import chain
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -217,7 +217,7 @@ def check_key(*columns: str | None) -> None:
     Raises:
         InvalidConfig: for a NUL, a lone surrogate, or more than `MAX_KEY_BYTES`.
     """
-    size = _size_of(columns)
+    size = _size_of([column or "" for column in columns])
     if size > MAX_KEY_BYTES:
         raise InvalidConfig(
             f"the ids of one row measure {size} bytes together, more than the {MAX_KEY_BYTES} that "
@@ -233,15 +233,21 @@ def check_keys(place: tuple[str, ...], *rows: tuple[str, ...]) -> None:
             check_key(*place, *row)
 
 
-def _size_of(columns: Iterable[str | None]) -> int:
+def _size_of(columns: Collection[str]) -> int:
     """Their bytes of UTF-8, all together.
 
     Raises:
-        InvalidConfig: for a NUL or a lone surrogate.
+        InvalidConfig: for a NUL or a lone surrogate, and for what is no text.
     """
-    text = "".join(filter(None, columns))
+    try:
+        text = "".join(columns)
+    except TypeError:
+        kind = next(type(column) for column in columns if not isinstance(column, str))
+        raise InvalidConfig(
+            f"an id, namespace or channel is of type {kind.__name__}: use a str"
+        ) from None
     if not documents.fits_text(text):
-        found = next(column for column in columns if column and not documents.fits_text(column))
+        found = next(column for column in columns if not documents.fits_text(column))
         raise InvalidConfig(
             f"{found[:100]!r}: an id, namespace, channel or version contains a NUL or a lone "
             "surrogate, which Postgres cannot store: remove it"
@@ -303,7 +309,8 @@ def check_put(parent: Key, checkpoint: Checkpoint, new_versions: ChannelVersions
     are_text = _TEXT.issuperset(map(type, every.values()))
     versions: Any = every.values() if are_text else [*map(version_key, every.values())]
     # What fits into one row all together, as nearly always, fits into a row each.
-    if _size_of((*key, parent.checkpoint_id, *every, *versions)) > MAX_KEY_BYTES:
+    ids: Any = (*key, parent.checkpoint_id or "")
+    if _size_of((*ids, *every, *versions)) > MAX_KEY_BYTES:
         check_key(*parent)
         check_key(*key)
         for row in zip(every, versions, strict=True):

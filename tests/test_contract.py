@@ -259,6 +259,11 @@ def test_versions_that_are_numbers(saver: Called) -> None:
         assert values_of(saver, stored) == {"a": [number]}
         found = saver.get_tuple(stored).checkpoint["channel_versions"]
         assert exact(found) == exact({"a": number})
+    # One that is given as an equal number is the same version, which is kept under its own text.
+    for number, new in ((1, 1.0), (2.0, 2), (2**62, float(2**62)), (1, True)):
+        found = checkpoint({"a": [number], "gone": 1}, {"a": number, "gone": number})
+        stored = saver.put(config("equal"), found, {}, {"a": new, "gone": new})
+        assert values_of(saver, stored)["a"] == [number]
     for bad in (2**63, 1e16, float("nan"), True):
         with pytest.raises(InvalidConfig, match="channel version"):
             put(saver, "t", {"a": [1]}, versions={"a": bad})

@@ -12,15 +12,15 @@ from typing import Any, TypedDict
 
 import pytest
 from backends import BACKENDS, Backend, Called, called, named
-from builders import checkpoint, config, exact, metadata_of, put
+from builders import checkpoint, config, exact, metadata_of, put, values_of
 from langchain_core.messages import AIMessage
 from langgraph.checkpoint.serde.encrypted import EncryptedSerializer
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from langgraph.graph import START, StateGraph
 from langgraph.types import Send
-from sqlalchemy import URL
+from sqlalchemy import URL, create_engine, select
 
-from ckpt_orm import InvalidConfig
+from ckpt_orm import Checkpoint, InvalidConfig
 from ckpt_orm.compression import compressed
 from ckpt_orm.errors import NotSerializable
 from ckpt_orm.refusals import DEEPEST, MOST, Remains, refusal
@@ -312,3 +312,48 @@ def test_a_web_of_objects_is_left_in_time() -> None:
 def test_an_id_that_cannot_be_stored_is_told(saver: Called, store: Callable[[Any], Any]) -> None:
     with pytest.raises(InvalidConfig, match=r"^'t\\x00': .* remove it"):
         store(saver)
+
+
+@pytest.mark.parametrize("channel", [5, 0, None, b"a", ("a",)], ids=repr)
+@pytest.mark.parametrize(
+    "store",
+    [
+        lambda saver, channel: put(saver, "t", {channel: [1]}),
+        lambda saver, channel: put(saver, "t", {channel: 1}, new=[]),
+        lambda saver, channel: put(saver, "t", {}, versions={channel: "1"}),
+        lambda saver, channel: saver.put_writes(config("t", id="1"), [(channel, 1)], "task"),
+    ],
+    ids=["value", "without a version", "without a value", "write"],
+)
+@SOME
+def test_a_channel_that_is_no_text_is_told(saver: Called, store: Any, channel: Any) -> None:
+    with pytest.raises(InvalidConfig, match=f"is of type {type(channel).__name__}: use a str"):
+        store(saver, channel)
+
+
+class Instead(JsonPlusSerializer):
+    """One that an application has given another method."""
+
+    def __init__(self, tag: str) -> None:
+        super().__init__()
+        dumps = self.dumps_typed
+        self.dumps_typed = lambda value: (tag, dumps(value)[1])  # type: ignore[method-assign]
+
+
+@SOME
+def test_a_serde_with_a_method_of_its_own_is_one_of_another_make(
+    backend: Backend, ready_url: URL
+) -> None:
+    """Whose tags are checked, and of whose values none is left readable in the document."""
+    with called(backend, ready_url, serde=Instead("empty")) as saver:
+        for value in ([1], "word"):
+            with pytest.raises(InvalidConfig, match=r"the serde calls .* dumps_typed"):
+                put(saver, "t", {"c": value})
+    with called(backend, ready_url, serde=Instead("msgpack")) as saver:
+        stored = put(saver, "t", {"c": "word"})
+        assert values_of(saver, stored) == {"c": "word"}
+    engine = create_engine(ready_url)
+    with engine.connect() as connection:
+        document = connection.execute(select(Checkpoint.checkpoint)).scalar_one()
+    engine.dispose()
+    assert document["channel_values"] == {}
