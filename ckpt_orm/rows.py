@@ -300,20 +300,22 @@ def check_put(parent: Key, checkpoint: Checkpoint, new_versions: ChannelVersions
         InvalidConfig: as `check_key` and `version_key` do, and for a reserved name.
     """
     key = Key(parent.thread_id, parent.checkpoint_ns, str(checkpoint["id"]))
-    values, every = checkpoint["channel_values"], checkpoint["channel_versions"]
-    if not (values.keys() <= every.keys() and new_versions.items() <= every.items()):
-        every = {**dict.fromkeys(values, ""), **every, **new_versions}
+    values, known = checkpoint["channel_values"], checkpoint["channel_versions"]
+    names, versions = [*known], list[Any](known.values())
+    if not (values.keys() <= known.keys() and new_versions.items() <= known.items()):
+        names += [*values, *new_versions]
+        versions += ["" for _ in values] + [*new_versions.values()]
     for name in (documents.PACKED, documents.ENTRIES):
-        if name in every:
+        if name in names:
             raise InvalidConfig(f"a channel cannot be named {name!r}: rename it")
-    are_text = _TEXT.issuperset(map(type, every.values()))
-    versions: Any = every.values() if are_text else [*map(version_key, every.values())]
+    if not _TEXT.issuperset(map(type, versions)):
+        versions = [*map(version_key, versions)]
     # What fits into one row all together, as nearly always, fits into a row each.
     ids: Any = (*key, parent.checkpoint_id or "")
-    if _size_of((*ids, *every, *versions)) > MAX_KEY_BYTES:
+    if _size_of((*ids, *names, *versions)) > MAX_KEY_BYTES:
         check_key(*parent)
         check_key(*key)
-        for row in zip(every, versions, strict=True):
+        for row in zip(names, versions, strict=True):
             check_key(key.thread_id, key.checkpoint_ns, *row)
     return key
 

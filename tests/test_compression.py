@@ -341,7 +341,7 @@ def in_order(url: URL, channel: str = "list") -> list[str]:
     return [tag for (tag,) in asked(url, found.order_by(CheckpointBlob.version))]
 
 
-@pytest.mark.parametrize("number", [30, 200])
+@pytest.mark.parametrize("number", [40, 200])
 def test_what_grows_is_a_log_and_the_rest_is_compressed(
     backend: Backend, ready_url: URL, number: int
 ) -> None:

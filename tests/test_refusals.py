@@ -314,6 +314,15 @@ def test_an_id_that_cannot_be_stored_is_told(saver: Called, store: Callable[[Any
         store(saver)
 
 
+@pytest.mark.parametrize("version", ["1\x00", "1\ud800", "1" * 2600, 1e16, math.nan, None, [1]])
+@SOME
+def test_a_version_beside_a_new_one_is_looked_at_too(saver: Called, version: Any) -> None:
+    """Which only the document would hold, and Postgres might refuse."""
+    found = checkpoint({"a": [1]}, {"a": version})
+    with pytest.raises(InvalidConfig, match=r"an id, .* remove it|channel version|measure"):
+        saver.put(config("t"), found, {}, {"a": "2"})
+
+
 @pytest.mark.parametrize("channel", [5, 0, None, b"a", ("a",)], ids=repr)
 @pytest.mark.parametrize(
     "store",
