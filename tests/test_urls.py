@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import URL, NullPool, QueuePool, create_engine
+from sqlalchemy import URL, NullPool, QueuePool, create_engine, make_url
 from sqlalchemy.exc import ArgumentError
 from typer.testing import CliRunner
 
@@ -33,6 +33,22 @@ BAD_PORTS = [
     f"postgresql://u:pa@ss:{SECRET}@h/d",
 ]
 
+CUT = [
+    f"postgresql://u:pa@{SECRET}/ss@h/d",
+    f"postgresql://u:pa@{SECRET}?ss@h/d",
+    f"postgresql://u:pa@{SECRET}?s=s@h/d",
+    f"postgresql://u:pa@{SECRET}/s?s@h/d",
+    f"postgresql+asyncpg://u:p/a\n@{SECRET}/ss@h:5432/d?a=b",
+]
+UNSENDABLE = [
+    f"postgresql://u:{SECRET}\ud800@h/d",
+    f"postgresql://u:{SECRET}%00@h/d",
+    f"postgresql://u:{SECRET}@h\x00/d",
+    f"postgresql://u:{SECRET}@h/d?application_name=\udce4",
+    f"postgresql://u:{SECRET}@h/d?host=a&host=b\x00",
+    "sqlite:///a\x00.db",
+]
+
 
 @pytest.mark.parametrize(
     ("url", "says"),
@@ -43,6 +59,8 @@ BAD_PORTS = [
         (Path("a.db"), "is of type PosixPath"),
         *((url, "cannot be read") for url in UNREADABLE),
         *((url, r"has a port that is no number .* write @ as %40") for url in BAD_PORTS),
+        *((url, r"has an @ behind its host .* write @ as %40") for url in CUT),
+        *((url, "contains a NUL or a lone surrogate") for url in UNSENDABLE),
         (f"postgresql://u:{SECRET}@h:99999/d", "has a port that is not one of 1 to 65535"),
         (
             URL.create("postgresql", "u", SECRET, "h", 0, "d"),
@@ -86,6 +104,23 @@ def test_known_drivers(name: str) -> None:
         assert SECRET not in repr(SQLAlchemySaver.from_url(url))
 
 
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://u@realm:pw@h/d",
+        "postgresql://u:p/w@h/d",
+        "postgresql://u:p?w@h/d",
+        "postgresql://u:p%40w@h/d?application_name=me@x",
+        "postgresql:///d?user=me@x&host=/tmp",
+        "postgresql://h/d@x",
+        "sqlite:////srv/a:b@c/d@e.db",
+        "sqlite:///caf\udce9.db",
+    ],
+)
+def test_an_at_elsewhere(url: str) -> None:
+    assert parse(url) == make_url(url)
+
+
 def test_what_sqlalchemy_says_well_is_left_to_it() -> None:
     with pytest.raises(ArgumentError, match="sqlite:////absolute/path"):
         SQLAlchemySaver.from_url("sqlite://foo.db")
@@ -117,7 +152,9 @@ def test_a_pool_and_arguments_that_are_none(sqlite_url: URL) -> None:
 @pytest.mark.parametrize(
     "command", [["check"], ["verify"], ["sweep", "--keep-last", "1"], ["demo"]]
 )
-@pytest.mark.parametrize("url", [*UNREADABLE, *BAD_PORTS, f"mysql://u:{SECRET}@h/d"])
+@pytest.mark.parametrize(
+    "url", [*UNREADABLE, *BAD_PORTS, *CUT, *UNSENDABLE[:-1], f"mysql://u:{SECRET}@h/d"]
+)
 def test_the_commands(command: list[str], url: str) -> None:
     done = CliRunner().invoke(app, [*command, "--url", url])
     assert done.exit_code == (2 if command[0] in ("check", "verify") else 1), done.output
