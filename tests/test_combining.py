@@ -223,6 +223,28 @@ def test_a_chain_that_has_moved_fails_its_batch_and_nothing_else(
     assert chains(beside) == {f"t{number}": 2 if number in (3, 7) else 1 for number in range(WAYS)}
 
 
+def test_copies_of_a_thread_that_go_on_alike(
+    saver: Called, backend: Backend, ready_url: URL, beside: Engine
+) -> None:
+    """Their chains end in the same digest: that one was added to does not mean that another was."""
+    for size in range(20, 23):
+        put(saver, "t0", {"a": grown(0, size)})
+    names = [f"t{number}" for number in range(WAYS)]
+    for name in names[1:]:
+        saver.copy_thread("t0", name)
+        values_of(saver, config(name))
+    with called(backend, ready_url) as other:
+        for name in names[::3]:
+            value = values_of(other, config(name))["a"]
+            put(other, name, {"a": [*value, "from elsewhere" * 90]})
+    with crowded(saver):
+        saver.at_once(*(putting(name, a=grown(0, 23)) for name in names))
+    for name in names:
+        assert values_of(saver, config(name)) == {"a": grown(0, 23)}
+    moved = {name for name, number in chains(beside).items() if number == 2}
+    assert moved == set(names[::3])
+
+
 @pytest.mark.parametrize("engine_kwargs", [{}, {"pool_size": 1, "max_overflow": 0}], ids=str)
 def test_sixteen_conversations_at_once(
     backend: Backend, ready_url: URL, engine_kwargs: dict[str, Any]

@@ -31,7 +31,7 @@ from sqlalchemy.types import TypeEngine
 
 from ckpt_orm.statements.dialects import DIGEST_SIZE, Column, constant, param
 from ckpt_orm.statements.reading import key_columns
-from ckpt_orm.statements.writing import THREAD, Writing, at_places, params, part, places
+from ckpt_orm.statements.writing import THREAD, Writing, at_places, not_among, params, part, places
 
 #: The cells of a tail without its data, and its digest.
 CELLS: dict[str, type[TypeEngine[Any]]] = {
@@ -79,9 +79,15 @@ class Statements(Writing):
         """
         tails = self._tails(several=True)
         _, tail, row = tails
-        added = self._new_segments(tails).returning(self.segments.c.digest).cte("added")
-        is_added = row["digest"].in_(select(added.c.digest))
-        moved = select(*(tail[name] for name in THREAD)).where(~is_added).cte("moved")
+        # A chain's copy under another thread ends in the same digest, until either goes on.
+        names = (*THREAD, "channel", "chain", "start", "digest")
+        added = self._new_segments(tails).returning(*(self.segments.c[name] for name in names))
+        cells = {**tail, **row}
+        moved = (
+            select(*(tail[name] for name in THREAD))
+            .where(not_among(added.cte("added"), cells, names))
+            .cte("moved")
+        )
         blobs, stored = self._new_blobs(but=moved), self._checkpoint(but=moved)
         return select(moved).add_cte(blobs.cte("blobs"), stored.cte("stored"))
 

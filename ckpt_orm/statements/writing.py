@@ -11,7 +11,7 @@ each row: to take the rows out of JSON would cost it more than to store them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -68,7 +68,7 @@ class Writing(Finding):
         if but is not None:
             rows = self.dialect.rows("puts", **dict.fromkeys((*key, *documents), Text))
             source, cells = self._hurried(rows), {name: rows.c[name] for name in cells}
-            where = (*where, _not_among(but, cells))
+            where = (*where, not_among(but, cells))
         cells |= {name: self.dialect.document(cells[name]) for name in documents}
         insert = self._insert(self.checkpoints, source, *where, **cells)
         changed = {name: insert.excluded[name] for name in ("checkpoint", "metadata")}
@@ -108,7 +108,7 @@ class Writing(Finding):
             chain=LargeBinary,
         )
         if but is not None:
-            where = (*where, _not_among(but, row))
+            where = (*where, not_among(but, row))
         return self._insert(self.blobs, source, *where, **{**params(*THREAD), **row})
 
     @cached_property
@@ -202,9 +202,11 @@ class Writing(Finding):
         }
 
 
-def _not_among(threads: FromClause, cells: Mapping[str, Column]) -> ColumnElement[bool]:
-    """Whether a row belongs to none of some threads and namespaces."""
-    return tuple_(*(cells[name] for name in THREAD)).not_in(select(*threads.c))
+def not_among(
+    rows: FromClause, cells: Mapping[str, Column], names: Iterable[str] = THREAD
+) -> ColumnElement[bool]:
+    """Whether none of some rows has the same cells: by default, the same thread and namespace."""
+    return tuple_(*(cells[name] for name in names)).not_in(select(*(rows.c[n] for n in names)))
 
 
 def _filled(filling: Filling) -> Column:
