@@ -33,7 +33,7 @@ from ckpt_orm.lifetime import Lifetime
 from ckpt_orm.logs import ChainMoved, Logs
 from ckpt_orm.operations import Selection
 from ckpt_orm.removing import Removing
-from ckpt_orm.rows import Key, PutRows, WriteRows, check_key
+from ckpt_orm.rows import Key, PutRows, WriteRows, check_keys
 from ckpt_orm.upkeep import Upkeep
 
 #: Checkpoints that `list` fetches at a time; it holds no connection while it hands them out.
@@ -317,6 +317,5 @@ class SQLAlchemySaver(Lifetime, Finding, Removing, Upkeep, BaseCheckpointSaver[s
 
 
 def _channels(channels: Sequence[str]) -> tuple[str, ...]:
-    for channel in channels:
-        check_key(channel)
+    check_keys((), *((channel,) for channel in channels))
     return tuple(map(str.__str__, channels))

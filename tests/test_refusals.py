@@ -331,8 +331,11 @@ def test_a_version_beside_a_new_one_is_looked_at_too(saver: Called, version: Any
         lambda saver, channel: put(saver, "t", {channel: 1}, new=[]),
         lambda saver, channel: put(saver, "t", {}, versions={channel: "1"}),
         lambda saver, channel: saver.put_writes(config("t", id="1"), [(channel, 1)], "task"),
+        lambda saver, channel: saver.get_delta_channel_history(
+            config=config("t"), channels=[channel]
+        ),
     ],
-    ids=["value", "without a version", "without a value", "write"],
+    ids=["value", "without a version", "without a value", "write", "history"],
 )
 @SOME
 def test_a_channel_that_is_no_text_is_told(saver: Called, store: Any, channel: Any) -> None:
