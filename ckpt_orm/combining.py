@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from enum import Enum
@@ -72,11 +71,16 @@ class Call:
         self.operation = operation
         self.rows: PutRows | WriteRows = arguments[0]
 
+    @property
+    def is_there(self) -> bool:
+        """Whether it waits or leads."""
+        return self.role in (Role.WAITS, Role.LEADS)
+
     def tell(self, role: Role) -> None:
-        """Let a caller who waits go on. What he was told first stays."""
+        """Let a caller who waits go on. What he was told first stays; he is woken again."""
         if self.role in (Role.WAITS, Role.IS_TAKEN):
             self.role = role
-            self.wake()
+        self.wake()
 
 
 Batch: TypeAlias = Sequence[Call]
@@ -106,6 +110,10 @@ def rows_of(batch: Batch) -> tuple[list[PutRows], list[WriteRows]] | None:
 class Line:
     """Who stands in line, and who leads; not for several threads by itself.
 
+    An interrupt may end any of these methods between two steps. So a call in the queue stands there
+    only as long as its role is to wait; and `leave`, where all who wait or lead end up, may be done
+    again.
+
     Args:
         leaders: how many may lead at a time.
         relief: how many, where they take long.
@@ -115,7 +123,7 @@ class Line:
         self._leaders, self._relief = leaders, relief
         self._leading: list[Call] = []
         self._is_held_up = False
-        self._waiting: deque[Call] = deque()
+        self._queue: list[Call] = []
 
     def enter(self, call: Call) -> None:
         """Lead, or stand in line."""
@@ -125,58 +133,68 @@ class Line:
         elif self._is_held_up:
             call.role = Role.GOES_ALONE
         else:
-            self._waiting.append(call)
+            self._queue.append(call)
 
     def _has_few(self) -> bool:
         """Whether so few store that each may do so at once, as on a connection of its own."""
-        may_lead = len(self._leading) < self._leaders and not self._waiting
+        may_lead = len(self._leading) < self._leaders and not self._queue
         return may_lead and not any(leader.others for leader in self._leading)
 
     @property
     def has_waiting(self) -> bool:
         """Whether anybody stands in line."""
-        return bool(self._waiting)
+        return bool(self._queue)
+
+    def _waiting(self) -> list[Call]:
+        return [call for call in self._queue if call.role is Role.WAITS]
+
+    def _take_out(self, call: Call) -> None:
+        if call in self._queue:
+            self._queue.remove(call)
 
     def relieve(self, call: Call) -> None:
         """Lead beside those who take long: most of that may be the way to the database."""
         if call.role is Role.WAITS and len(self._leading) < self._relief:
-            self._waiting.remove(call)
             self._leading.append(call)
             call.tell(Role.LEADS)
+            self._take_out(call)
 
     def gather(self, leader: Call) -> None:
         """Take along who stands in line, as far as they fit."""
         others: list[Call] = []
-        leader.others = others
         size = leader.rows.size
-        while self._waiting and len(others) < MOST_CALLS - 1:
-            size += self._waiting[0].rows.size
+        for call in self._waiting()[: MOST_CALLS - 1]:
+            size += call.rows.size
             if size > MOST_BYTES:
                 break
-            others.append(self._waiting.popleft())
-            others[-1].role = Role.IS_TAKEN
+            others.append(call)
+        leader.others = others
+        for call in others:
+            call.role = Role.IS_TAKEN
+        self._queue = self._waiting()
 
     def give_up(self, call: Call) -> None:
         """Wait no longer. Without effect on who does not: he is told by a leader."""
         if call.role is Role.WAITS:
-            self._waiting.remove(call)
-            call.tell(Role.GOES_ALONE)
             # Who leads may be waiting for somebody's lock: until one comes back, nobody else waits.
             self._is_held_up = True
+            call.tell(Role.GOES_ALONE)
+            self._take_out(call)
 
     def leave(self, call: Call) -> None:
         """Whatever has happened: wait no longer, or tell the others and let the next one lead."""
-        if call.role is not Role.LEADS:
-            self.give_up(call)
-            return
-        self._is_held_up = False
-        self._leading.remove(call)
+        self.give_up(call)
         for other in call.others:
             other.tell(other.outcome)
-        call.role = call.outcome
-        if self._waiting:
-            self._leading.append(self._waiting.popleft())
-            self._leading[-1].tell(Role.LEADS)
+        if call in self._leading:
+            self._is_held_up = False
+            at = self._leading.index(call)
+            self._leading[at : at + 1] = self._waiting()[:1]
+        for leader in self._leading:
+            leader.tell(Role.LEADS)
+        self._queue = self._waiting()
+        if call.role is Role.LEADS:
+            call.role = call.outcome
 
 
 class ThreadLine:
@@ -206,14 +224,19 @@ class ThreadLine:
                 if call.role is Role.WAITS:
                     turn = threading.Lock()
                     turn.acquire()
-                    call.wake = turn.release
+                    call.wake = partial(_release, turn)
             # Not by its role: since the lock was left, a leader may have taken it along.
             if turn is not None:
                 self._wait(call, turn)
             if call.role is Role.LEADS:
                 self._lead(call, alone, together)
         finally:
-            self._leave(call)
+            try:
+                if call.is_there:
+                    self._leave(call)
+            except BaseException:  # an interrupt: those who wait are told nevertheless
+                self._leave(call)
+                raise
         if call.role is Role.GOES_ALONE:
             return alone()
         return cast("R", None)  # as every operation that stores
@@ -241,15 +264,20 @@ class ThreadLine:
             _conclude(batch, together(batch))
 
     def _leave(self, call: Call) -> None:
-        if call.role not in (Role.WAITS, Role.LEADS):
-            return
-        try:
-            with self._lock:
-                self._line.leave(call)
-        except BaseException:  # an interrupt: those who wait are told nevertheless
-            with self._lock:
-                self._line.leave(call)
-            raise
+        with self._lock:
+            self._line.leave(call)
+
+
+def _release(turn: threading.Lock) -> None:
+    """Wake who waits for a lock, unless he was woken."""
+    if turn.locked():
+        turn.release()
+
+
+def _end(turn: asyncio.Future[None]) -> None:
+    """The same for a task."""
+    if not turn.done():
+        turn.set_result(None)
 
 
 class LoopLine:
@@ -275,7 +303,8 @@ class LoopLine:
             if call.role is Role.LEADS:
                 await self._lead(call, alone, together)
         finally:
-            self._line.leave(call)
+            if call.is_there:
+                self._line.leave(call)
         if call.role is Role.GOES_ALONE:
             return await alone()
         return cast("R", None)  # as every operation that stores
@@ -283,7 +312,7 @@ class LoopLine:
     async def _wait(self, call: Call) -> None:
         loop = asyncio.get_running_loop()
         turn = loop.create_future()
-        call.wake = lambda: turn.set_result(None)
+        call.wake = partial(_end, turn)
         timer: asyncio.TimerHandle
 
         def relieve() -> None:

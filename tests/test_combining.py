@@ -10,8 +10,9 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from contextvars import ContextVar
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -21,7 +22,7 @@ from sqlalchemy import URL, Engine, create_engine, event, text
 from sqlalchemy.orm import Session
 from sqlalchemy.pool import NullPool
 
-from ckpt_orm import DatabaseError, SQLAlchemySaver, operations, runners
+from ckpt_orm import DatabaseError, SQLAlchemySaver, combining, operations, runners
 from ckpt_orm.combining import PATIENCE, Call, Role, ThreadLine
 from ckpt_orm.rows import Key, PutRows
 
@@ -152,6 +153,77 @@ def test_two_store_at_once_on_connections_of_their_own() -> None:
     assert calls[2].role is Role.LEADS
 
 
+class Interrupts:
+    """Interrupts a thread at one of the places in `combining` where Python looks for a signal.
+
+    That is as a function begins, and as one of C returns.
+    """
+
+    def __init__(self, place: int) -> None:
+        self._left, self.happened = place, False
+
+    def __enter__(self) -> None:
+        sys.setprofile(self._look)
+
+    def __exit__(self, *error: object) -> None:
+        sys.setprofile(None)
+
+    def _look(self, frame: FrameType, kind: str, _: object) -> None:
+        if frame.f_code.co_filename == combining.__file__ and kind in ("call", "c_return"):
+            self._left -= 1
+            if self._left == 0:
+                self.happened = True
+                raise KeyboardInterrupt
+
+
+def interrupted_at(place: int, *, leads: bool) -> bool:
+    """Whether there is such a place in a call; all others are stored.
+
+    It leads, or it is taken along.
+    """
+    line, stored, interrupts = ThreadLine(1, 1), list[str](), Interrupts(place)
+    slow = Call(operations.put, (rows("slow"),))
+    line._line.enter(slow)
+
+    def together(batch: Any) -> list[Call]:
+        stored.extend(call.rows.key.thread_id for call in batch)
+        return []
+
+    def run(name: str, context: Any) -> None:
+        call = Call(operations.put, (rows(name),))
+        with context, suppress(KeyboardInterrupt):
+            line.run(call, lambda: stored.append(name), together)
+
+    order = ["it", "0", "1"] if leads else ["0", "it", "1"]
+    with ThreadPoolExecutor(3) as pool:
+        running = []
+        for number, name in enumerate(order):
+            running.append(pool.submit(run, name, interrupts if name == "it" else nullcontext()))
+            until(lambda number=number: len(line._line._queue) > number or interrupts.happened)
+        with line._lock:
+            line._line.leave(slow)
+        for each in running:
+            each.result(timeout=20)
+    assert {"0", "1"} <= set(stored)
+    assert not line._line._leading
+    assert not line._line._waiting()
+    return interrupts.happened
+
+
+def until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 0.05
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.0005)
+
+
+@pytest.mark.parametrize("leads", [True, False])
+def test_an_interrupt_at_any_place_leaves_nobody_waiting(leads: bool) -> None:
+    place = 1
+    while interrupted_at(place, leads=leads):
+        place += 1
+    assert place > 5
+
+
 @pytest.mark.parametrize("outcome", [Role.IS_STORED, Role.GOES_ALONE])
 def test_who_is_taken_along_at_once_waits_for_the_end(outcome: Role) -> None:
     line, leader, alone = ThreadLine(1, 1), Call(operations.put, (rows(),)), list[bool]()
@@ -183,7 +255,7 @@ def test_calls_of_the_same_time_share_transactions(saver: Called, beside: Engine
 
 def grown(number: int, size: int) -> list[str]:
     """A list that is another one for each thread, and long enough to share its bytes."""
-    return [f"{number}: {item} " + "x" * 900 for item in range(size)]
+    return [f"{number}: {item} " + "x" * 1200 for item in range(size)]
 
 
 def growing(saver: Called, size: int) -> int:
