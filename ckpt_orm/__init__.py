@@ -13,6 +13,7 @@ What is public is named here. To read the code, follow a call:
     logs, growth what versions of a growing value have in common, and how little a new one stores
     runners      HOW: in either colour, retried as a whole, errors told in our words
     combining    TOGETHER: calls of the same time in one transaction
+    lending      a connection whose isolation level is set and set back
     spares       a connection kept between two calls
     waiting      turns, threads, and what is not interrupted
     modes        who begins and ends a transaction of SQLite's

@@ -145,10 +145,10 @@ def execute(
         try:
             return _execute_directly(conn, compiled, params)
         except conn.dialect.loaded_dbapi.Error as error:
-            if again or _is_lost(conn, error):
+            if again or is_lost(conn, error):
                 _tell(conn, st, statement, error)
             else:
-                raise _told(conn, compiled.text, error) from error
+                raise told(conn, compiled.text, error) from error
     result = conn.execute(statement, params)
     return result.all() if result.returns_rows else ()
 
@@ -206,7 +206,7 @@ class _Transaction:
             dialect.do_commit(conn.connection)
         except dialect.loaded_dbapi.Error as failed:
             self._roll_back()
-            raise _told(conn, "COMMIT", failed) from failed
+            raise told(conn, "COMMIT", failed) from failed
 
     def _roll_back(self) -> None:
         """What came to this is the error to be told, whatever becomes of the attempt."""
@@ -223,15 +223,16 @@ def _tell(conn: Connection, st: Statements, statement: Executable, error: Except
     whole.
     """
     if st.dialect.forgives or conn.get_execution_options().get(TOGETHER):
-        raise _told(conn, _compiled(conn.dialect, statement).text, error) from error
+        raise told(conn, _compiled(conn.dialect, statement).text, error) from error
 
 
-def _is_lost(conn: Connection, error: Any) -> bool:
+def is_lost(conn: Connection, error: Any) -> bool:
     """Whether an error says that the connection is gone, which Core tells the pool."""
     return bool(conn.dialect.is_disconnect(error, conn.connection.driver_connection, None))
 
 
-def _told(conn: Connection, text: str, error: Exception) -> BaseException:
+def told(conn: Connection, text: str, error: Exception) -> BaseException:
+    """A driver's error as Core would raise it."""
     base = conn.dialect.loaded_dbapi.Error
     return DBAPIError.instance(text, None, error, base, hide_parameters=True, dialect=conn.dialect)
 

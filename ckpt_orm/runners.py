@@ -41,6 +41,7 @@ from ckpt_orm.engines import (
 from ckpt_orm.errors import InvalidConfig, WrongEngine
 from ckpt_orm.failures import is_missing, passes, translated
 from ckpt_orm.forks import after_fork
+from ckpt_orm.lending import Lent, set_options
 from ckpt_orm.logs import Logs, Shelf
 from ckpt_orm.models import Models
 from ckpt_orm.modes import begins_itself, ends_nothing
@@ -220,7 +221,7 @@ class Runner:
         if conn.in_transaction():
             conn.commit()  # a listener to `engine_connect` has executed something
         if dialect.several and not is_alone:
-            conn.execution_options(**dialect.several)
+            set_options(conn, dialect.several)
         else:
             self._set_alone(conn)
         if is_alone:
@@ -233,7 +234,7 @@ class Runner:
         """What a connection needs for a single statement."""
         single = self.statements.dialect.single
         if single and not conn.get_execution_options().get(AUTOCOMMITS):
-            conn.execution_options(**single)
+            set_options(conn, single)
 
     def _store_once(self, batch: Batch) -> Batch:
         engine = self._sync_engine()
@@ -261,7 +262,7 @@ class Runner:
     def _execute_in_turn(self, conn: Connection, batch: Batch) -> None:
         """Execute all calls of a batch, or none of them."""
         dialect = self.statements.dialect
-        conn.execution_options(**dialect.several, **{lanes.TOGETHER: True})
+        set_options(conn, {**dialect.several, lanes.TOGETHER: True})
         with lanes.pipelined(conn, self.statements), conn.begin():
             self._begin(conn, Access.CHANGE)
             if dialect.hurry is not None:
@@ -318,8 +319,8 @@ class Runner:
         if not driver.in_transaction and not writes_first:
             conn.exec_driver_sql(begin)
 
-    def _connect(self, engine: Engine) -> Loan | Connection:
-        return engine.connect() if self._spares is None else self._spares.connect()
+    def _connect(self, engine: Engine) -> Loan | Lent:
+        return Lent(engine.connect()) if self._spares is None else self._spares.connect()
 
     def _sync_engine(self) -> Engine:
         if self.engine is None:

@@ -14,6 +14,7 @@ from sqlalchemy.pool import QueuePool
 
 from ckpt_orm.engines import KEEPS
 from ckpt_orm.forks import after_fork
+from ckpt_orm.lending import give_back
 
 #: How many are kept.
 MOST = 2
@@ -65,7 +66,7 @@ class Spares:
         elif is_as_it_was and len(self._idle) < MOST and _has_more(pool):
             self._idle.append(loan)
         else:
-            conn.close()
+            give_back(conn)
 
     def dispose(self) -> None:
         """Close those that are kept."""
@@ -104,5 +105,5 @@ class Loan:
         if kind is None:
             self._spares.take_back(self)
         else:
-            self.conn.close()  # in whatever state it is, which the pool ends
+            give_back(self.conn)  # in whatever state it is, which the pool ends
             self._spares.dispose()  # they may have lost the same server

@@ -6,8 +6,10 @@ that is imported is collected again, with this file's `backend`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
-from backends import Backend, Called, called
+from backends import BACKENDS, Backend, Called, called, named
 from builders import config, put, values_of
 from servers import execute
 from sqlalchemy import URL, event, text
@@ -86,16 +88,62 @@ def test_errors_have_their_codes(backend: Backend, backend_url: URL) -> None:
         assert caught.value.code == "23514"
         opened: list[object] = []
         event.listen(saver.engine, "connect", lambda *args: opened.append(args))
-        execute(
-            backend_url,
-            "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity "
-            "WHERE datname = current_database() AND pid <> pg_backend_pid()",
-        )
+        end_connections(backend_url)
         assert values_of(saver, config("t")) == {"log": [1]}
         assert len(opened) == 1
         execute(backend_url, "DROP TABLE checkpoints, ckpt_orm_alembic_version")
         with pytest.raises(SchemaNotReady):
             saver.get_tuple(config("t"))
+
+
+def end_connections(url: URL) -> None:
+    execute(
+        url,
+        "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity "
+        "WHERE datname = current_database() AND pid <> pg_backend_pid()",
+    )
+
+
+CALLS: dict[str, Callable[[Called], object]] = {
+    "get_tuple": lambda saver: saver.get_tuple(config("t")),
+    "put": lambda saver: put(saver, "u", {"log": [2]}),
+    "put_writes": lambda saver: saver.put_writes(config("t", id="1"), [("log", 2)], "task"),
+    "delete_thread": lambda saver: saver.delete_thread("elsewhere"),
+}
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=list(CALLS))
+@named([backend for backend in BACKENDS if backend.database == "postgres"] + DRIVERS)
+def test_a_server_that_is_gone_once_all_is_done(
+    backend: Backend, ready_url: URL, call: Callable[[Called], object]
+) -> None:
+    """Before the connection is back: with some drivers its level is set back by a statement."""
+    only_one = {"pool_size": 1, "max_overflow": 0, "pool_timeout": 5}
+    with called(backend, ready_url, only_one) as saver:
+        put(saver, "t", {"log": [1]})
+        executed: list[object] = []
+
+        def after(*args: object) -> None:
+            if not executed:
+                end_connections(ready_url)
+            executed.append(args)
+
+        event.listen(saver.engine, "after_cursor_execute", after)
+        call(saver)
+        assert executed
+        assert saver.checked_out() == 0
+        assert values_of(saver, config("t")) == {"log": [1]}
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=list(CALLS))
+def test_a_server_that_is_gone_before_anything_is_done(
+    backend: Backend, ready_url: URL, call: Callable[[Called], object]
+) -> None:
+    with called(backend, ready_url, {"pool_size": 1, "max_overflow": 0}) as saver:
+        put(saver, "t", {"log": [1]})
+        end_connections(ready_url)
+        call(saver)
+        assert values_of(saver, config("t")) == {"log": [1]}
 
 
 def test_in_the_callers_transaction(saver: Called) -> None:

@@ -23,7 +23,7 @@ FLOORS = [
     {"codec"},
     {"statements"},
     {"lanes"},
-    {"operations", "engines"},
+    {"operations", "engines", "lending"},
     {"waiting", "spares"},
     {"combining"},
     {"history", "retention", "runners"},

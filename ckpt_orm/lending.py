@@ -1,0 +1,59 @@
+"""LENT: a connection's isolation level set and set back, also where the server is gone by then.
+
+With some drivers either is a round trip, and Core leaves what fails there to itself: the error is
+the driver's own, and where the pool was setting it back, the pool never has the connection again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any
+
+from sqlalchemy import Connection
+
+from ckpt_orm import lanes
+
+
+class Lent:
+    """A connection that is given back at the end of a block."""
+
+    __slots__ = ("_conn",)
+
+    def __init__(self, conn: Connection) -> None:
+        self._conn = conn
+
+    def __enter__(self) -> Connection:
+        return self._conn
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        give_back(self._conn)
+
+
+def give_back(conn: Connection) -> None:
+    """Close a connection, whose pool then makes another one if this one is lost."""
+    if conn.closed or conn.invalidated:
+        conn.close()
+        return
+    fairy: Any = conn.connection
+    record = fairy._connection_record
+    try:
+        conn.close()
+    except conn.dialect.loaded_dbapi.Error as error:
+        # What was done is done, and known: only the connection is not worth keeping.
+        record._checkin_failed(error, _fairy_was_created=False)
+
+
+def set_options(conn: Connection, options: Mapping[str, Any]) -> None:
+    """Set execution options of a connection."""
+    try:
+        conn.execution_options(**options)
+    except conn.dialect.loaded_dbapi.Error as error:
+        if lanes.is_lost(conn, error):
+            conn.invalidate(error)
+        raise lanes.told(conn, "SET", error) from error
