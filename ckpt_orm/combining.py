@@ -5,6 +5,7 @@ others stand in line, and the next one to lead takes along who stands there: wha
 executed on one connection, and committed once. Nobody is worse off for it:
 
     a batch that fails      is rolled back, and each of its calls goes alone
+    a put it leaves out     is told so, as one that goes alone is told where a chain has moved
     a call that has waited  for RELIEF leads beside those who take long, where the database lets it
                             for PATIENCE goes alone, whatever holds the leaders up
     a caller who is gone    (cancelled, interrupted) leaves the line; a batch goes on without him
@@ -27,6 +28,7 @@ from weakref import WeakKeyDictionary
 
 from ckpt_orm import operations
 from ckpt_orm.forks import after_fork
+from ckpt_orm.logs import ChainMoved
 from ckpt_orm.operations import Operation
 from ckpt_orm.rows import PutRows, WriteRows
 from ckpt_orm.waiting import to_its_end
@@ -51,6 +53,7 @@ class Role(Enum):
     IS_TAKEN = "a leader stores it, and will tell"
     LEADS = "it goes first, and takes others along"
     GOES_ALONE = "it waited long enough, or its batch failed"
+    HAS_MOVED = "its batch left it out: it is told that a chain has moved"
     IS_STORED = "it is over"
 
 
@@ -239,7 +242,7 @@ class ThreadLine:
                 raise
         if call.role is Role.GOES_ALONE:
             return alone()
-        return cast("R", None)  # as every operation that stores
+        return cast("R", _end_of(call))
 
     def _wait(self, call: Call, turn: threading.Lock) -> None:
         for seconds, then in ((RELIEF, self._line.relieve), (PATIENCE, self._line.give_up)):
@@ -307,7 +310,7 @@ class LoopLine:
                 self._line.leave(call)
         if call.role is Role.GOES_ALONE:
             return await alone()
-        return cast("R", None)  # as every operation that stores
+        return cast("R", _end_of(call))
 
     async def _wait(self, call: Call) -> None:
         loop = asyncio.get_running_loop()
@@ -351,9 +354,20 @@ class LoopLine:
 
 
 def _conclude(batch: Batch, left: Batch) -> None:
-    """What has become of a batch, of which some calls were left to go alone."""
+    """What has become of a batch, of which some calls were left out."""
     for call in batch:
-        call.outcome = Role.GOES_ALONE if call in left else Role.IS_STORED
+        call.outcome = Role.HAS_MOVED if call in left else Role.IS_STORED
+
+
+def _end_of(call: Call) -> None:
+    """What is returned, as by every operation that stores.
+
+    Raises:
+        ChainMoved: where a batch has left it out. To go alone it would have to be made anew: what
+            the batch has stored of its chains nobody refers to, so it may be gone at any moment.
+    """
+    if call.role is Role.HAS_MOVED:
+        raise ChainMoved
 
 
 class Lines:

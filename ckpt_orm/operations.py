@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
@@ -214,6 +214,10 @@ def put(conn: Connection, st: Statements, rows: PutRows) -> None:
     for tail in rows.tails:
         add_segment(conn, st, thread, tail)
     lanes.execute(conn, st, st.CHECKPOINT, params)
+
+
+#: The same for rows whose chains are new, by itself: it raises nothing.
+put_renewed = replace(put, combines=False)
 
 
 def _put_at_once(

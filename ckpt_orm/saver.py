@@ -218,7 +218,7 @@ class SQLAlchemySaver(Lifetime, Finding, Removing, Upkeep, BaseCheckpointSaver[s
             self._runner.run(operations.put, rows)
         except ChainMoved:
             rows = self._runner.logs.renewed(rows)
-            self._runner.run(operations.put, rows)
+            self._runner.run(operations.put_renewed, rows)
         self._runner.logs.stored(rows)
         return rows.key.config()
 
@@ -235,7 +235,7 @@ class SQLAlchemySaver(Lifetime, Finding, Removing, Upkeep, BaseCheckpointSaver[s
             await self._runner.arun(operations.put, rows)
         except ChainMoved:
             rows = self._runner.logs.renewed(rows)
-            await self._runner.arun(operations.put, rows)
+            await self._runner.arun(operations.put_renewed, rows)
         self._runner.logs.stored(rows)
         return rows.key.config()
 

@@ -23,7 +23,8 @@ from sqlalchemy.orm import Session
 from sqlalchemy.pool import NullPool
 
 from ckpt_orm import DatabaseError, SQLAlchemySaver, combining, operations, runners
-from ckpt_orm.combining import PATIENCE, Call, Role, ThreadLine
+from ckpt_orm.combining import PATIENCE, Call, LoopLine, Role, ThreadLine
+from ckpt_orm.logs import ChainMoved
 from ckpt_orm.rows import Key, PutRows
 
 WAYS = 16
@@ -240,6 +241,79 @@ def test_who_is_taken_along_at_once_waits_for_the_end(outcome: Role) -> None:
         line._line.leave(leader)
         waiting.result(timeout=10)
     assert alone == ([True] if outcome is Role.GOES_ALONE else [])
+
+
+def test_who_is_left_out_is_told_that_a_chain_has_moved() -> None:
+    """He does not go alone with the same rows: what the batch has stored of them may be deleted."""
+    line, leader, alone = ThreadLine(1, 1), Call(operations.put, (rows(),)), list[bool]()
+    line._line.enter(leader)
+    with ThreadPoolExecutor(1) as pool:
+        call = Call(operations.put, (rows(),))
+        waiting = pool.submit(line.run, call, lambda: alone.append(True), lambda batch: [])
+        until(lambda: line._line._queue)
+        with line._lock:
+            line._line.gather(leader)
+            combining._conclude([leader, call], [call])
+            line._line.leave(leader)
+        with pytest.raises(ChainMoved):
+            waiting.result(timeout=10)
+    assert not alone
+
+
+def test_a_task_that_leads_may_be_left_out_too() -> None:
+    asyncio.run(lead_and_be_left_out())
+
+
+async def lead_and_be_left_out() -> None:
+    line, leader, alone = LoopLine(1, 1), Call(operations.put, (rows(),)), list[bool]()
+    line._line.enter(leader)
+    calls = [Call(operations.put, (rows(),)) for _ in range(2)]
+
+    async def go_alone() -> None:
+        alone.append(True)
+
+    async def together(batch: Any) -> Any:
+        return batch[:1]
+
+    tasks = [asyncio.ensure_future(line.run(call, go_alone, together)) for call in calls]
+    await asyncio.sleep(0)
+    line._line.leave(leader)
+    first, second = await asyncio.gather(*tasks, return_exceptions=True)
+    assert isinstance(first, ChainMoved)
+    assert second is None
+    assert not alone
+
+
+STORED_APART = """
+    SELECT count(*) FROM checkpoint_segments s WHERE EXISTS (
+        SELECT FROM checkpoint_blobs b WHERE b.chain = s.chain AND b.stop > s.start
+    ) AND NOT EXISTS (
+        SELECT FROM checkpoint_blobs b WHERE b.chain = s.chain AND b.xmin::text = s.xmin::text
+    )
+"""
+
+
+@named(POSTGRES)
+def test_what_a_batch_leaves_of_a_chain_is_used_by_nobody(
+    saver: Called, backend: Backend, ready_url: URL, beside: Engine
+) -> None:
+    """Each segment that a version needs was stored together with one: none could be deleted."""
+    for size in range(20, 23):
+        growing(saver, size)
+    with called(backend, ready_url) as other:
+        for n in range(WAYS):
+            value = values_of(other, config(f"t{n}"))["a"]
+            put(other, f"t{n}", {"a": [*value, "from elsewhere" * 90]})
+    moved = [putting(f"t{n}", a=grown(n, 23)) for n in range(WAYS)]
+    started = [putting(f"t{n}", b=f"{n}" * 70_000) for n in range(WAYS)]
+    with crowded(saver):
+        saver.at_once(*moved, *started)
+    stored = [found.checkpoint["channel_values"] for found in saver.list(None)]
+    for n in range(WAYS):
+        assert {"a": grown(n, 23)} in stored
+        assert {"b": f"{n}" * 70_000} in stored
+    with beside.connect() as connection:
+        assert connection.scalar(text(STORED_APART)) == 0
 
 
 def test_calls_of_the_same_time_share_transactions(saver: Called, beside: Engine) -> None:
