@@ -24,6 +24,8 @@ from builders import config, exact, id_of, put, values_of
 from langchain_core.messages import AIMessage
 from langgraph.checkpoint.serde.encrypted import EncryptedSerializer
 from sqlalchemy import URL, create_engine, delete, event, func, select, text, update
+from sqlalchemy.orm import Session
+from sqlalchemy.pool import NullPool
 from typer.testing import CliRunner
 
 from ckpt_orm import (
@@ -277,6 +279,32 @@ def test_the_chain_was_deleted_meanwhile(saver: Called, other: Called) -> None:
     assert chains(saver) == 0
     assert_all(saver, grow(saver, 3, value, None))
     assert chains(saver) == 1
+
+
+@named([backend for backend in FOUR if backend.database == "postgres"])
+def test_a_chain_that_is_started_and_continued_while_its_thread_is_deleted(
+    saver: Called, ready_url: URL
+) -> None:
+    """The one who deletes it has not seen its first segment in time to hold it."""
+    engine = create_engine(ready_url, poolclass=NullPool)
+    sync = SQLAlchemySaver(engine)
+    session, value, ends = Session(engine), items(MANY), list[threading.Timer]()
+
+    def before(*args: Any) -> None:
+        if "DELETE FROM checkpoint_segments" in args[2] and not ends:
+            put(sync, "t", {"messages": value})
+            put(sync.using(session), "t", {"messages": [*value, *items(1)]})
+            ends.append(threading.Timer(0.3, session.commit))
+            ends[0].start()
+
+    put(sync, "t", {"messages": ["short"]})
+    event.listen(saver.engine, "before_cursor_execute", before)
+    saver.delete_thread("t")
+    ends[0].join()
+    session.close()
+    assert not saver.verify().faults
+    assert saver.get_tuple(config("t")) is None
+    assert chains(saver) == 0
 
 
 def test_the_chain_was_pruned_meanwhile(saver: Called, other: Called) -> None:

@@ -104,6 +104,17 @@ class Keeping(Walking):
         return select(segment.start).where(*first).with_for_update()
 
     @cached_property
+    def HEADLESS(self) -> Executable:
+        """A segment of a thread whose chain has no first one; no row where there is none."""
+        segment, first = self.segments.c, self.segments.alias("first")
+        key = ("checkpoint_ns", "channel", "chain")
+        same = (first.c[name] == segment[name] for name in key)
+        of_thread = param("of_thread")
+        head = exists().where(first.c.thread_id == of_thread, *same, first.c.start == constant(0))
+        headless = select(segment.start).where(segment.thread_id == of_thread, ~head)
+        return headless.limit(constant(1))
+
+    @cached_property
     def DEAD_SEGMENTS(self) -> Executable:
         """The chains of a thread that no blob refers to, to delete."""
         return delete(self.segments).where(self._dead())
