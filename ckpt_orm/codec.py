@@ -97,9 +97,8 @@ class Codec:
         # its payloads. With any other one, an encrypting one above all, no value is left readable
         # in the document.
         inner = innermost(serde)
-        self.inlines = type(
-            inner
-        ).dumps_typed is JsonPlusSerializer.dumps_typed and "dumps_typed" not in vars(inner)
+        is_langgraphs = type(inner).dumps_typed is JsonPlusSerializer.dumps_typed
+        self.inlines = is_langgraphs and "dumps_typed" not in vars(inner)
 
     # --- encode ---
 
@@ -156,12 +155,14 @@ class Codec:
             elif is_new or small:
                 blobs.append(self._blob(channel, version, value))
         blobs.extend(
-            Blob(str.__str__(channel), version_key(version), EMPTY, None, None)
+            self._empty(channel, _version_of(channel, versions, new_versions))
             for channel in new_versions
             if channel not in values
-            for version in (_version_of(channel, versions, new_versions),)
         )
         return inline, blobs
+
+    def _empty(self, channel: str, version: str | int | float) -> Blob:
+        return Blob(str.__str__(channel), version_key(version), EMPTY, None, None)
 
     def blob(self, channel: str, version: str | int | float, value: Any) -> Blob:
         """The row of a value, with its digest."""

@@ -166,6 +166,11 @@ def engines_of(engine: Any, async_engine: Any = None) -> tuple[Engine | None, As
         WrongEngine: for anything that is neither, nor bound to one.
     """
     first, second = _bind_of(engine), _bind_of(async_engine)
+    if isinstance(first, Engine) and first.dialect.is_async:
+        raise WrongEngine(
+            f"the driver {first.dialect.driver!r} is an asynchronous one: make the engine by "
+            "create_async_engine, or with a synchronous driver"
+        )
     if isinstance(first, Engine) and (second is None or _is_async(second)):
         return first, second
     if _is_async(first) and second is None:

@@ -118,7 +118,7 @@ class SchemaNotReady(SchemaError):
         )
         return (
             f"the checkpoint tables{where} {state}, this release needs {wanted}: "
-            f"run `ckpt-orm upgrade{options}` or call `saver.setup()` once"
+            f"run `ckpt-orm upgrade{options}`, or once `saver.setup()` or `await saver.asetup()`"
         )
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from langgraph.checkpoint.base import BaseCheckpointSaver
 
 from ckpt_orm import operations, retention
-from ckpt_orm.rows import check_key, key_of
+from ckpt_orm.rows import check_key, id_of, key_of
 from ckpt_orm.tenants import AnyRunner
 
 
@@ -103,9 +103,9 @@ def _thread(thread_id: object) -> str:
 
 
 def _strings(name: str, values: Sequence[str]) -> list[str]:
-    if isinstance(values, (str, bytes)):
+    if isinstance(values, (str, bytes, Mapping)):
         raise TypeError(f"{name} is a sequence of ids, not a single one: pass [{name[:-1]}]")
-    found = [str(value) for value in values]
+    found = [id_of(value) for value in values]
     for value in found:
         check_key(value)
     return found

@@ -205,10 +205,25 @@ def named_by(config: RunnableConfig) -> Key:
         )
     checkpoint_id = configurable.get("checkpoint_id")
     return Key(
-        str(thread_id),
-        str(configurable.get("checkpoint_ns") or ""),
-        str(checkpoint_id) if checkpoint_id else None,
+        id_of(thread_id),
+        id_of(configurable.get("checkpoint_ns") or ""),
+        id_of(checkpoint_id) if checkpoint_id else None,
     )
+
+
+def id_of(value: object) -> str:
+    """An id as text: a str, an int, a UUID; whatever is one thing.
+
+    Raises:
+        InvalidConfig: for a config, a list of ids and their like, whose text is nobody's id.
+    """
+    if type(value) is str:
+        return value
+    if isinstance(value, Collection) and not isinstance(value, str):
+        raise InvalidConfig(
+            f"an id is of type {type(value).__name__}: pass the id itself, such as a str"
+        )
+    return str(value)
 
 
 def check_key(*columns: str | None) -> None:

@@ -68,7 +68,7 @@ class StopIfLikelyRefused(stop_base):
         return retry_state.attempt_number >= 2 and may_be_refused(error)
 
 
-#: How a failure that passes is retried: up to 5 runs, some 3 seconds in all.
+#: How a failure that passes is retried: up to 5 runs after the first, some 3 seconds in all.
 RETRY: dict[str, Any] = {
     "stop": stop_after_attempt(5) | stop_after_delay(3) | StopIfLikelyRefused(),
     "wait": wait_random_exponential(multiplier=0.1, max=2),

@@ -57,6 +57,8 @@ def parse(url: str | URL) -> URL:
         raise WrongEngine(
             f"SQLAlchemy knows no driver {driver!r} for {name}: write {name}:// or one of {known}"
         ) from error
+    if name == "sqlite" and (made.host or made.username):
+        raise BadURL("names a host, which a file has not (write three slashes, or four for /)")
     return made
 
 

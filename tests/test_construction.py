@@ -218,6 +218,12 @@ def test_engines_that_are_refused(tmp_path: Path) -> None:
         SQLAlchemySaver(create_engine("sqlite://"))
 
 
+@pytest.mark.parametrize("url", ["sqlite+aiosqlite:///never.db", "postgresql+asyncpg://h/db"])
+def test_a_synchronous_engine_of_an_asynchronous_driver(url: str) -> None:
+    with pytest.raises(WrongEngine, match="asynchronous one: make the engine by create_async_eng"):
+        SQLAlchemySaver(create_engine(url))
+
+
 @pytest.mark.parametrize(
     ("given", "size", "overflow"),
     [({}, 10, 0), ({"pool_size": 3}, 3, 10), ({"max_overflow": 2}, 5, 2)],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import uuid
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -12,7 +13,7 @@ from builders import config, id_of, put, version
 from langgraph.checkpoint.serde.types import TASKS, _DeltaSnapshot
 from sqlalchemy import URL, create_engine, select, update
 
-from ckpt_orm import Checkpoint, CheckpointBlob, CheckpointWrite, SQLAlchemySaver
+from ckpt_orm import Checkpoint, CheckpointBlob, CheckpointWrite, InvalidConfig, SQLAlchemySaver
 
 #: Ids of which one begins another, matches it as a pattern, or equals it but for case.
 LOOKALIKES = ["t1", "t10", "t%", "t_", "T1"]
@@ -272,6 +273,34 @@ def test_prune_by_deleting(saver: Called, rows: Callable[..., Rows]) -> None:
     kept = rows("T1")
     saver.prune(["t1", "t10", "t%", "t_"], strategy="delete")
     assert rows() == kept
+
+
+@pytest.mark.parametrize("odd", [config("t"), ["t"], ("t",), {"t"}, b"t"], ids=repr)
+def test_what_is_no_id_deletes_nothing_and_says_so(
+    saver: Called, rows: Callable[..., Rows], odd: Any
+) -> None:
+    put(saver, "t", {"a": [1]})
+    before = rows()
+    for call in (
+        lambda: saver.delete_thread(odd),
+        lambda: saver.copy_thread(odd, "u"),
+        lambda: saver.copy_thread("t", odd),
+        lambda: saver.prune([odd]),
+        lambda: saver.delete_for_runs([odd]),
+        lambda: saver.get_tuple({"configurable": {"thread_id": odd}}),
+    ):
+        with pytest.raises(InvalidConfig, match=f"of type {type(odd).__name__}: pass the id"):
+            call()
+    with pytest.raises(TypeError, match="not a single one"):
+        saver.prune(config("t"))
+    assert rows() == before
+
+
+@pytest.mark.parametrize("thread_id", [7, uuid.UUID(int=7)], ids=repr)
+def test_an_id_may_be_a_number_or_a_uuid(saver: Called, thread_id: Any) -> None:
+    put(saver, thread_id, {"a": [1]})
+    saver.delete_thread(thread_id)
+    assert saver.get_tuple(config(str(thread_id))) is None
 
 
 def test_a_single_string_is_no_list_of_ids(saver: Called, rows: Callable[..., Rows]) -> None:

@@ -93,6 +93,8 @@ def failures(unreachable: int) -> Iterator[None]:
         fail(str(error), 1)
     except ModuleNotFoundError as error:
         fail(f"the driver {error.name!r} is not installed", unreachable)
+    except BrokenPipeError:  # whoever reads the output has seen enough
+        raise
     except Exception as error:
         if not (isinstance(error, (SQLAlchemyError, OSError)) or is_bare(error)):
             raise

@@ -280,7 +280,7 @@ SQLITE = Dialect(
     forgives=True,
     fold=16,
     # To write a few pages again takes it no longer than to look for what is new in them.
-    grows_from=5 * THRESHOLD,
+    grows_from=4 * THRESHOLD,
     # A transaction that reads first and then writes would fail at once when another one has
     # written in between; one that says so at the start waits its turn.
     begin="BEGIN IMMEDIATE",

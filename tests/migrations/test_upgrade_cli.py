@@ -279,3 +279,15 @@ def test_the_command_is_installed(sqlite_url: URL) -> None:
         path = {"PATH": str(Path(sys.executable).parent)}
         done = subprocess.run(arguments, capture_output=True, text=True, env=path)
         assert done.returncode == 0, done.stderr
+
+
+def test_a_reader_who_has_seen_enough_is_no_failure_of_a_server() -> None:
+    command = [sys.executable, "-m", "ckpt_orm", "sql"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    process.stdout.close()  # before anything was written
+    assert process.stderr is not None
+    with process.stderr:
+        said = process.stderr.read()
+    assert process.wait(timeout=60) != 0
+    assert "server" not in said
