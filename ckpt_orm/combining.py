@@ -57,6 +57,13 @@ class Role(Enum):
     IS_STORED = "it is over"
 
 
+# As constants, since Python 3.11 takes several times as long for a member.
+WAITS, IS_TAKEN, LEADS, GOES_ALONE, HAS_MOVED, IS_STORED = Role
+
+#: Who has not left the line.
+THERE = (LEADS, WAITS)
+
+
 class Call:
     """A call that stores something.
 
@@ -65,23 +72,18 @@ class Call:
         arguments: of the operation, the rows that are stored.
     """
 
-    # As most calls stay: they go first, and take nobody along.
-    role, outcome = Role.WAITS, Role.GOES_ALONE
-    others: Sequence[Call] = ()  # whom it takes along
-    wake: Callable[[], object] = object
+    __slots__ = ("operation", "others", "outcome", "role", "rows", "wake")
 
     def __init__(self, operation: Operation[..., Any], arguments: tuple[Any, ...]) -> None:
         self.operation = operation
         self.rows: PutRows | WriteRows = arguments[0]
-
-    @property
-    def is_there(self) -> bool:
-        """Whether it waits or leads."""
-        return self.role in (Role.WAITS, Role.LEADS)
+        self.role, self.outcome = WAITS, GOES_ALONE
+        self.others: Sequence[Call] = ()  # whom it takes along
+        self.wake: Callable[[], object] = object
 
     def tell(self, role: Role) -> None:
         """Let a caller who waits go on. What he was told first stays; he is woken again."""
-        if self.role in (Role.WAITS, Role.IS_TAKEN):
+        if self.role in (WAITS, IS_TAKEN):
             self.role = role
         self.wake()
 
@@ -132,9 +134,9 @@ class Line:
         """Lead, or stand in line."""
         if not self._leading or self._has_few():
             self._leading.append(call)
-            call.role = Role.LEADS
+            call.role = LEADS
         elif self._is_held_up:
-            call.role = Role.GOES_ALONE
+            call.role = GOES_ALONE
         else:
             self._queue.append(call)
 
@@ -149,7 +151,7 @@ class Line:
         return bool(self._queue)
 
     def _waiting(self) -> list[Call]:
-        return [call for call in self._queue if call.role is Role.WAITS]
+        return [call for call in self._queue if call.role is WAITS]
 
     def _take_out(self, call: Call) -> None:
         if call in self._queue:
@@ -157,9 +159,9 @@ class Line:
 
     def relieve(self, call: Call) -> None:
         """Lead beside those who take long: most of that may be the way to the database."""
-        if call.role is Role.WAITS and len(self._leading) < self._relief:
+        if call.role is WAITS and len(self._leading) < self._relief:
             self._leading.append(call)
-            call.tell(Role.LEADS)
+            call.tell(LEADS)
             self._take_out(call)
 
     def gather(self, leader: Call) -> None:
@@ -173,30 +175,32 @@ class Line:
             others.append(call)
         leader.others = others
         for call in others:
-            call.role = Role.IS_TAKEN
+            call.role = IS_TAKEN
         self._queue = self._waiting()
 
     def give_up(self, call: Call) -> None:
         """Wait no longer. Without effect on who does not: he is told by a leader."""
-        if call.role is Role.WAITS:
+        if call.role is WAITS:
             # Who leads may be waiting for somebody's lock: until one comes back, nobody else waits.
             self._is_held_up = True
-            call.tell(Role.GOES_ALONE)
+            call.tell(GOES_ALONE)
             self._take_out(call)
 
     def leave(self, call: Call) -> None:
         """Whatever has happened: wait no longer, or tell the others and let the next one lead."""
-        self.give_up(call)
+        if call.role is WAITS:
+            self.give_up(call)
         for other in call.others:
             other.tell(other.outcome)
         if call in self._leading:
             self._is_held_up = False
             at = self._leading.index(call)
-            self._leading[at : at + 1] = self._waiting()[:1]
-        for leader in self._leading:
-            leader.tell(Role.LEADS)
-        self._queue = self._waiting()
-        if call.role is Role.LEADS:
+            self._leading[at : at + 1] = self._waiting()[:1] if self._queue else ()
+        if self._queue:  # whoever leads now, and was not told of it yet, still stands there
+            for leader in self._leading:
+                leader.tell(LEADS)
+            self._queue = self._waiting()
+        if call.role is LEADS:
             call.role = call.outcome
 
 
@@ -224,25 +228,34 @@ class ThreadLine:
         try:
             with self._lock:
                 self._line.enter(call)
-                if call.role is Role.WAITS:
+                if call.role is WAITS:
                     turn = threading.Lock()
                     turn.acquire()
                     call.wake = partial(_release, turn)
             # Not by its role: since the lock was left, a leader may have taken it along.
             if turn is not None:
                 self._wait(call, turn)
-            if call.role is Role.LEADS:
-                self._lead(call, alone, together)
+            if call.role is LEADS and self._line.has_waiting:
+                with self._lock:
+                    self._line.gather(call)
+            if call.others:
+                with suppress(Exception):
+                    batch = [call, *call.others]
+                    _conclude(batch, together(batch))
+            elif call.role is LEADS:
+                alone()
+                call.outcome = IS_STORED
         finally:
             try:
-                if call.is_there:
+                if call.role in THERE:
                     self._leave(call)
             except BaseException:  # an interrupt: those who wait are told nevertheless
                 self._leave(call)
                 raise
-        if call.role is Role.GOES_ALONE:
+        if call.role is GOES_ALONE:
             return alone()
-        return cast("R", _end_of(call))
+        end: R = _end_of(call)
+        return end
 
     def _wait(self, call: Call, turn: threading.Lock) -> None:
         for seconds, then in ((RELIEF, self._line.relieve), (PATIENCE, self._line.give_up)):
@@ -251,20 +264,6 @@ class ThreadLine:
             with self._lock:
                 then(call)
         turn.acquire()
-
-    def _lead(
-        self, call: Call, alone: Callable[[], object], together: Callable[[Batch], Batch]
-    ) -> None:
-        if self._line.has_waiting:
-            with self._lock:
-                self._line.gather(call)
-        if not call.others:
-            alone()
-            call.outcome = Role.IS_STORED
-            return
-        with suppress(Exception):
-            batch = [call, *call.others]
-            _conclude(batch, together(batch))
 
     def _leave(self, call: Call) -> None:
         with self._lock:
@@ -301,16 +300,17 @@ class LoopLine:
         """
         try:
             self._line.enter(call)
-            if call.role is Role.WAITS:
+            if call.role is WAITS:
                 await self._wait(call)
-            if call.role is Role.LEADS:
+            if call.role is LEADS:
                 await self._lead(call, alone, together)
         finally:
-            if call.is_there:
+            if call.role in THERE:
                 self._line.leave(call)
-        if call.role is Role.GOES_ALONE:
+        if call.role is GOES_ALONE:
             return await alone()
-        return cast("R", _end_of(call))
+        end: R = _end_of(call)
+        return end
 
     async def _wait(self, call: Call) -> None:
         loop = asyncio.get_running_loop()
@@ -345,7 +345,7 @@ class LoopLine:
             await to_its_end(self._store(call, together))
         else:
             await alone()
-            call.outcome = Role.IS_STORED
+            call.outcome = IS_STORED
 
     async def _store(self, call: Call, together: Callable[[Batch], Awaitable[Batch]]) -> None:
         with suppress(Exception):
@@ -356,17 +356,17 @@ class LoopLine:
 def _conclude(batch: Batch, left: Batch) -> None:
     """What has become of a batch, of which some calls were left out."""
     for call in batch:
-        call.outcome = Role.HAS_MOVED if call in left else Role.IS_STORED
+        call.outcome = HAS_MOVED if call in left else IS_STORED
 
 
-def _end_of(call: Call) -> None:
+def _end_of(call: Call) -> Any:
     """What is returned, as by every operation that stores.
 
     Raises:
         ChainMoved: where a batch has left it out. To go alone it would have to be made anew: what
             the batch has stored of its chains nobody refers to, so it may be gone at any moment.
     """
-    if call.role is Role.HAS_MOVED:
+    if call.role is HAS_MOVED:
         raise ChainMoved
 
 

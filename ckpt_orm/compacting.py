@@ -16,26 +16,24 @@ from typing import Any
 
 from langgraph.checkpoint.base import CheckpointTuple, DeltaChannelHistory
 from langgraph.checkpoint.serde.types import _DeltaSnapshot
-from sqlalchemy import Connection
 
 from ckpt_orm.codec import Codec
+from ckpt_orm.lanes import Lane
 from ckpt_orm.operations import changes, store
 from ckpt_orm.rows import NOTHING, Blob, Key
-from ckpt_orm.statements import Statements
 
 
 @changes
 def snapshot(
-    conn: Connection,
-    st: Statements,
+    lane: Lane,
     key: Key,
     blobs: Sequence[Blob],
     filled: Mapping[str, Any] = NOTHING,
 ) -> bool:
     """Store values where a checkpoint has none; whether it is still there."""
-    if conn.execute(st.THERE, key._asdict()).first() is None:
+    if lane.conn.execute(lane.st.THERE, key._asdict()).first() is None:
         return False
-    store(conn, st, st.SNAPSHOTS, {**key.thread(), **filled}, blobs)
+    store(lane, lane.st.SNAPSHOTS, {**key.thread(), **filled}, blobs)
     return True
 
 

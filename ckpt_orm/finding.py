@@ -17,14 +17,14 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import get_checkpoint_id
 from langgraph.checkpoint.serde.base import SerializerProtocol
 from langgraph.checkpoint.serde.types import INTERRUPT
-from sqlalchemy import Connection, Row
+from sqlalchemy import Row
 
 from ckpt_orm.codec import Codec, ordered
 from ckpt_orm.errors import InvalidConfig
+from ckpt_orm.lanes import Lane
 from ckpt_orm.operations import Selection, reads
 from ckpt_orm.policies import stored_at
 from ckpt_orm.rows import FoundWrite, Key, check_key, key_of
-from ckpt_orm.statements import Statements
 from ckpt_orm.tenants import AnyRunner, TenantRunner
 
 #: Threads that are fetched at a time.
@@ -71,31 +71,29 @@ class ThreadRows:
 
 
 @reads
-def count(conn: Connection, st: Statements, selection: Selection) -> int:
+def count(lane: Lane, selection: Selection) -> int:
     """How many checkpoints are selected."""
-    statement = st.count(selection.shape(None))
-    return int(conn.execute(statement, _params(conn, st, selection)).scalar_one())
+    statement = lane.st.count(selection.shape(None))
+    return int(lane.conn.execute(statement, _params(lane, selection)).scalar_one())
 
 
 @reads
-def exists(conn: Connection, st: Statements, selection: Selection) -> bool:
+def exists(lane: Lane, selection: Selection) -> bool:
     """Whether any checkpoint is selected."""
-    statement = st.some(selection.shape(None))
-    return conn.execute(statement, _params(conn, st, selection)).first() is not None
+    statement = lane.st.some(selection.shape(None))
+    return lane.conn.execute(statement, _params(lane, selection)).first() is not None
 
 
 @reads
-def threads(
-    conn: Connection, st: Statements, filter: str | None, after: str | None, limit: int
-) -> dict[str, ThreadRows]:
+def threads(lane: Lane, filter: str | None, after: str | None, limit: int) -> dict[str, ThreadRows]:
     """The next threads, by id."""
     if filter is not None:
-        st.dialect.prepare_contains(conn)
-    statement = st.summaries(filter=filter is not None, after=after is not None)
+        lane.st.dialect.prepare_contains(lane.conn)
+    statement = lane.st.summaries(filter=filter is not None, after=after is not None)
     given = {"filter": filter, "after": after, "limit": limit}
     params = {name: value for name, value in given.items() if value is not None}
     found: dict[str, ThreadRows] = defaultdict(ThreadRows)
-    for row in conn.execute(statement, params).all():
+    for row in lane.conn.execute(statement, params).all():
         thread = found[row.thread_id]
         if row.kind == "namespace":
             thread.namespaces[row.checkpoint_ns] = row.number
@@ -107,9 +105,9 @@ def threads(
     return dict(sorted(found.items()))
 
 
-def _params(conn: Connection, st: Statements, selection: Selection) -> dict[str, Any]:
+def _params(lane: Lane, selection: Selection) -> dict[str, Any]:
     if selection.filter is not None:
-        st.dialect.prepare_contains(conn)
+        lane.st.dialect.prepare_contains(lane.conn)
     return {name: value for name, value in vars(selection).items() if value is not None}
 
 

@@ -25,8 +25,9 @@ from sqlalchemy.orm import Session, scoped_session
 
 from ckpt_orm.errors import WrongEngine
 from ckpt_orm.failures import translated
+from ckpt_orm.lanes import Lane
 from ckpt_orm.modes import begins_itself
-from ckpt_orm.operations import Access, Operation
+from ckpt_orm.operations import CHANGE, READ, Access, Operation
 from ckpt_orm.runners import Runner
 from ckpt_orm.statements import dialect_named
 from ckpt_orm.waiting import in_thread, to_its_end
@@ -149,19 +150,19 @@ class GuestRunner:
         self, conn: Connection, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs
     ) -> R:
         self._join(conn, operation.access)
-        if operation.access is Access.CHANGE and not self.statements.dialect.forgives:
+        if operation.access is CHANGE and not self.statements.dialect.forgives:
             _refuse_old_snapshot(conn)
         try:
             with self._savepoint(conn, operation.access):
-                return self.host.execute(conn, operation, *args, **kwargs)
+                return self.host.execute(Lane(conn, self.statements), operation, *args, **kwargs)
         except DBAPIError as error:
             if not error.connection_invalidated:
                 self.host.look(conn)  # was it a table that is missing?
             raise
 
     def _set_up(self, conn: Connection) -> None:
-        self._join(conn, Access.CHANGE)
-        with self._savepoint(conn, Access.CHANGE):
+        self._join(conn, CHANGE)
+        with self._savepoint(conn, CHANGE):
             self.host.set_up(conn)
 
     def _join(self, conn: Connection, access: Access) -> None:
@@ -182,7 +183,7 @@ class GuestRunner:
         driver: Any = conn.connection.driver_connection
         if begin is None:
             autocommits = dbapi.autocommit
-        elif access is Access.READ or driver.in_transaction:
+        elif access is READ or driver.in_transaction:
             return
         else:
             self.host.check_mode(conn)
@@ -197,7 +198,7 @@ class GuestRunner:
 
     def _savepoint(self, conn: Connection, access: Access) -> Any:
         """What undoes a failed operation; in SQLite a read that fails has done nothing."""
-        forgiving = self.host.statements.dialect.begin is not None and access is Access.READ
+        forgiving = self.host.statements.dialect.begin is not None and access is READ
         return nullcontext() if forgiving else conn.begin_nested()
 
 

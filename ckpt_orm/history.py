@@ -15,13 +15,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from langgraph.checkpoint.base import DeltaChannelHistory
-from sqlalchemy import Connection
 
 from ckpt_orm import documents
 from ckpt_orm.codec import Codec
+from ckpt_orm.lanes import Lane
 from ckpt_orm.operations import reads
 from ckpt_orm.rows import Blob, FoundWrite, Key, Segment
-from ckpt_orm.statements import Statements
 
 
 @dataclass
@@ -59,7 +58,7 @@ class Walk:
 
 
 @reads
-def walk(conn: Connection, st: Statements, key: Key, channels: tuple[str, ...]) -> Walk:
+def walk(lane: Lane, key: Key, channels: tuple[str, ...]) -> Walk:
     """The ancestors of a checkpoint, for each channel as far as its nearest stored value."""
     params: dict[str, Any] = {
         "thread_id": key.thread_id,
@@ -68,7 +67,7 @@ def walk(conn: Connection, st: Statements, key: Key, channels: tuple[str, ...]) 
     }
     if key.checkpoint_id is not None:
         params["checkpoint_id"] = key.checkpoint_id
-    rows = conn.execute(st.history(latest=key.checkpoint_id is None), params).all()
+    rows = lane.conn.execute(lane.st.history(latest=key.checkpoint_id is None), params).all()
     target = {row.channel: row.checkpoint_id for row in rows if row.kind == "target"}
     steps = {
         (row.channel, row.checkpoint_id): Step(

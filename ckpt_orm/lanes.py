@@ -28,6 +28,7 @@ from sqlalchemy.sql.base import Executable
 from sqlalchemy.util import await_only
 
 from ckpt_orm.columns import FILLED
+from ckpt_orm.modes import begins_itself
 from ckpt_orm.statements import Statements
 
 #: Drivers whose rows need no processing: text is str, bytes are bytes.
@@ -38,6 +39,9 @@ EVENTS = ("before_execute", "after_execute", "before_cursor_execute", "after_cur
 
 #: What it can listen to when a transaction begins and ends.
 TRANSACTION_EVENTS = ("begin", "commit", "rollback")
+
+#: Both.
+ALL = (*EVENTS, *TRANSACTION_EVENTS)
 
 #: psycopg's number of the binary format: as text, which is its default, bytes take twice the room.
 BINARY = 1
@@ -51,10 +55,216 @@ TOGETHER = "ckpt_orm_together"
 PIPELINES = {"psycopg", "psycopg_async"}
 
 
-def pipelined(conn: Connection, st: Statements) -> AbstractContextManager[Any]:
-    """Wait for the results of all statements at the end, where driver and libpq can."""
-    can = conn.dialect.driver in PIPELINES and _is_clear(conn, st) and _has_pipelines()
-    return _Pipelined(conn) if can else nullcontext()
+class Compiled(NamedTuple):
+    """A statement's text, and where its parameters go.
+
+    Args:
+        text: what the driver executes.
+        parameters: puts parameters in the style of the driver.
+        returns_rows: whether it is a query.
+        is_plain: whether Core would do nothing but execute it.
+    """
+
+    text: str
+    parameters: Callable[[Mapping[str, Any]], Any]
+    returns_rows: bool
+    is_plain: bool
+
+
+class Lane:
+    """A connection on which operations execute the statements of its dialect.
+
+    Args:
+        conn: the connection.
+        st: the statements.
+    """
+
+    __slots__ = ("conn", "cursor", "st")
+
+    def __init__(self, conn: Connection, st: Statements) -> None:
+        self.conn, self.st = conn, st
+        #: The driver's, while a transaction of its own is open that nobody would notice.
+        self.cursor: Any = None
+
+    def transaction(self) -> AbstractContextManager[Any]:
+        """A transaction around constants: Core's, or the driver's own where it begins by itself."""
+        by_itself = self.st.dialect.forgives and not self.conn.dialect.is_async
+        return _Transaction(self) if by_itself and self._is_clear(ALL) else self.conn.begin()
+
+    def snapshot(self) -> AbstractContextManager[Any]:
+        """A transaction around constants that read, on a SQLite driver, unless one is open."""
+        return _Snapshot(self)
+
+    def pipeline(self) -> AbstractContextManager[Any]:
+        """Wait for the results of all statements at the end, where driver and libpq can."""
+        can = self.conn.dialect.driver in PIPELINES and self._is_clear() and _has_pipelines()
+        return _Pipelined(self.conn) if can else nullcontext()
+
+    def execute(
+        self, statement: Executable, params: Mapping[str, Any], *, again: bool = True
+    ) -> Sequence[Any]:
+        """Execute a constant; the rows it returns, as tuples.
+
+        Args:
+            statement: one of the statements.
+            params: its parameters.
+            again: whether one that fails may be executed once more, to be told by Core.
+        """
+        compiled = self._short(statement)
+        if compiled is not None:
+            try:
+                return self._execute_directly(compiled, compiled.parameters(params))
+            except self.conn.dialect.loaded_dbapi.Error as error:
+                self._tell(compiled, error, again=again)
+        result = self.conn.execute(statement, params)
+        return result.all() if result.returns_rows else ()
+
+    def execute_many(self, statement: Executable, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Execute a constant that returns nothing once for each of `rows`, of which may be none.
+
+        For each row Core makes a dictionary of its parameters, which takes longer than SQLite does.
+        """
+        if not rows:
+            return
+        compiled = self._short(statement)
+        if compiled is not None:
+            cursor = self.cursor or self.conn.connection.cursor()
+            try:
+                cursor.executemany(compiled.text, list(map(compiled.parameters, rows)))
+                return
+            except self.conn.dialect.loaded_dbapi.Error as error:
+                self._tell(compiled, error)
+            finally:
+                if cursor is not self.cursor:
+                    cursor.close()
+        self.conn.execute(statement, rows)
+
+    def _short(self, statement: Executable) -> Compiled | None:
+        """The statement for the short lane; None where it is left to Core."""
+        if self.cursor is None and not self._is_clear():
+            return None
+        compiled = _compiled(self.conn.dialect, statement)
+        return compiled if compiled.is_plain else None
+
+    def _is_clear(self, events: Sequence[str] = EVENTS) -> bool:
+        """Whether nobody would notice, by a log or by listening to `events`; if in doubt, not."""
+        conn, options = self.conn, self.conn.get_execution_options()
+        may_fail = self.st.dialect.forgives or options.get(TOGETHER) or not conn.in_transaction()
+        if (
+            conn.dialect.driver not in DRIVERS
+            or not may_fail
+            or "schema_translate_map" in options
+            or getattr(conn, "_echo", True)
+            or getattr(conn.dialect, "_has_events", True)
+        ):
+            return False
+        # Cheap, but also true for a view with an isolation level, which has an event of its own.
+        some = getattr(conn, "_has_events", True) or getattr(conn.engine, "_has_events", True)
+        return not (some and any(getattr(conn.dispatch, name) for name in events))
+
+    def _execute_directly(self, compiled: Compiled, given: Any) -> Sequence[Any]:
+        # The parameters were made in the caller's context, which a coroutine does not have.
+        conn = self.conn
+        cursor: Any = self.cursor or conn.connection.cursor()
+        try:
+            if conn.dialect.is_async and conn.dialect.driver in PIPELINES:
+                return await_only(_executed(cursor._cursor, compiled, given))
+            if conn.dialect.name == "postgresql":
+                cursor.format = BINARY
+            cursor.execute(compiled.text, given)
+            return cast("Sequence[Any]", cursor.fetchall()) if compiled.returns_rows else ()
+        finally:
+            if cursor is not self.cursor:
+                cursor.close()
+
+    def _tell(self, compiled: Compiled, error: Exception, *, again: bool = True) -> None:
+        """Raise a driver's error as Core would, where Core must not meet it again.
+
+        SQLite may have rolled the whole transaction back: what is executed next would be a new one,
+        without what came before. And where a file is locked, it has waited already. A batch fails
+        whole.
+        """
+        conn = self.conn
+        fails_whole = self.st.dialect.forgives or conn.get_execution_options().get(TOGETHER)
+        if fails_whole or not (again or is_lost(conn, error)):
+            raise told(conn, compiled.text, error) from error
+
+
+class _Transaction:
+    """What a driver has begun, committed by it, or rolled back."""
+
+    __slots__ = ("_driver", "_lane")
+
+    def __init__(self, lane: Lane) -> None:
+        # Looked up before the commit, after which a processor has forgotten everything.
+        self._lane, self._driver = lane, _driver_of(lane)
+
+    def __enter__(self) -> None:
+        lane, words, cursor = self._lane, self._lane.st.dialect.begin, self._driver.cursor()
+        is_open = begins_itself(self._driver) or self._driver.in_transaction
+        if not is_open and words is not None:
+            try:
+                cursor.execute(words)
+            except lane.conn.dialect.loaded_dbapi.Error as failed:
+                raise told(lane.conn, words, failed) from failed
+        lane.cursor = cursor
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        lane, dialect = self._lane, self._lane.conn.dialect
+        cursor, lane.cursor = lane.cursor, None
+        cursor.close()
+        if kind is not None:
+            self._roll_back()
+            return
+        try:
+            dialect.do_commit(self._driver)
+        except dialect.loaded_dbapi.Error as failed:
+            self._roll_back()
+            raise told(lane.conn, "COMMIT", failed) from failed
+
+    def _roll_back(self) -> None:
+        """What came to this is the error to be told, whatever becomes of the attempt."""
+        dialect = self._lane.conn.dialect
+        with suppress(dialect.loaded_dbapi.Error, SQLAlchemyError):
+            dialect.do_rollback(self._driver)
+
+
+class _Snapshot:
+    """A transaction of a driver's for reads. (A generator would cost each of them more.)"""
+
+    __slots__ = ("_begins", "_cursor", "_lane")
+
+    def __init__(self, lane: Lane) -> None:
+        driver = _driver_of(lane)
+        self._lane, self._begins = lane, not driver.in_transaction
+        self._cursor = driver.cursor()
+
+    def __enter__(self) -> None:
+        # sqlite3 begins before writes only. Straight on the driver: Core would not let it begin.
+        if self._begins:
+            self._cursor.execute("BEGIN")
+        if self._lane._is_clear():
+            self._lane.cursor = self._cursor
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._lane.cursor = None
+        if self._begins:
+            self._cursor.execute("ROLLBACK")
+        self._cursor.close()
+
+
+def _driver_of(lane: Lane) -> Any:
+    return lane.conn.connection.dbapi_connection
 
 
 class _Pipelined:
@@ -108,124 +318,6 @@ def _has_pipelines() -> bool:
     return psycopg.Pipeline.is_supported()
 
 
-class Compiled(NamedTuple):
-    """A statement's text, and where its parameters go.
-
-    Args:
-        text: what the driver executes.
-        parameters: puts parameters in the style of the driver.
-        returns_rows: whether it is a query.
-        is_plain: whether Core would do nothing but execute it.
-    """
-
-    text: str
-    parameters: Callable[[Mapping[str, Any]], Any]
-    returns_rows: bool
-    is_plain: bool
-
-
-def execute(
-    conn: Connection,
-    st: Statements,
-    statement: Executable,
-    params: Mapping[str, Any],
-    *,
-    again: bool = True,
-) -> Sequence[Any]:
-    """Execute a constant; the rows it returns, as tuples.
-
-    Args:
-        conn: the connection.
-        st: the statements of its dialect.
-        statement: one of them.
-        params: its parameters.
-        again: whether one that fails may be executed once more, to be told by Core.
-    """
-    if _is_clear(conn, st) and (compiled := _compiled(conn.dialect, statement)).is_plain:
-        try:
-            return _execute_directly(conn, compiled, params)
-        except conn.dialect.loaded_dbapi.Error as error:
-            if again or is_lost(conn, error):
-                _tell(conn, st, statement, error)
-            else:
-                raise told(conn, compiled.text, error) from error
-    result = conn.execute(statement, params)
-    return result.all() if result.returns_rows else ()
-
-
-def execute_many(
-    conn: Connection, st: Statements, statement: Executable, rows: Sequence[Mapping[str, Any]]
-) -> None:
-    """Execute a constant that returns nothing once for each of `rows`, of which there may be none.
-
-    For each row Core makes a dictionary of its parameters, which takes longer than SQLite does.
-    """
-    if rows and _is_clear(conn, st) and (compiled := _compiled(conn.dialect, statement)).is_plain:
-        cursor: Any = conn.connection.cursor()
-        try:
-            cursor.executemany(compiled.text, list(map(compiled.parameters, rows)))
-            return
-        except conn.dialect.loaded_dbapi.Error as error:
-            _tell(conn, st, statement, error)
-        finally:
-            cursor.close()
-    if rows:
-        conn.execute(statement, rows)
-
-
-def transaction(conn: Connection, st: Statements) -> AbstractContextManager[Any]:
-    """A transaction around constants: Core's, or the driver's own where it begins by itself."""
-    by_itself = st.dialect.forgives and not conn.dialect.is_async
-    if by_itself and _is_clear(conn, st, TRANSACTION_EVENTS):
-        return _Transaction(conn)
-    return conn.begin()
-
-
-class _Transaction:
-    """What a driver has begun, committed by it, or rolled back."""
-
-    __slots__ = ("_conn",)
-
-    def __init__(self, conn: Connection) -> None:
-        self._conn = conn
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        conn, dialect = self._conn, self._conn.dialect
-        if kind is not None:
-            self._roll_back()
-            return
-        try:
-            dialect.do_commit(conn.connection)
-        except dialect.loaded_dbapi.Error as failed:
-            self._roll_back()
-            raise told(conn, "COMMIT", failed) from failed
-
-    def _roll_back(self) -> None:
-        """What came to this is the error to be told, whatever becomes of the attempt."""
-        dialect = self._conn.dialect
-        with suppress(dialect.loaded_dbapi.Error, SQLAlchemyError):
-            dialect.do_rollback(self._conn.connection)
-
-
-def _tell(conn: Connection, st: Statements, statement: Executable, error: Exception) -> None:
-    """Raise a driver's error as Core would, where Core must not meet it again.
-
-    SQLite may have rolled the whole transaction back: what is executed next would be a new one,
-    without what came before. And where a file is locked, it has waited already. A batch fails
-    whole.
-    """
-    if st.dialect.forgives or conn.get_execution_options().get(TOGETHER):
-        raise told(conn, _compiled(conn.dialect, statement).text, error) from error
-
-
 def is_lost(conn: Connection, error: Any) -> bool:
     """Whether an error says that the connection is gone, which Core tells the pool."""
     return bool(conn.dialect.is_disconnect(error, conn.connection.driver_connection, None))
@@ -235,38 +327,6 @@ def told(conn: Connection, text: str, error: Exception) -> BaseException:
     """A driver's error as Core would raise it."""
     base = conn.dialect.loaded_dbapi.Error
     return DBAPIError.instance(text, None, error, base, hide_parameters=True, dialect=conn.dialect)
-
-
-def _is_clear(conn: Connection, st: Statements, events: Sequence[str] = EVENTS) -> bool:
-    """Whether nobody would notice, by a log or by listening to `events`; if in doubt, not."""
-    options = conn.get_execution_options()
-    if (
-        conn.dialect.driver not in DRIVERS
-        or not (st.dialect.forgives or options.get(TOGETHER) or not conn.in_transaction())
-        or "schema_translate_map" in options
-        or getattr(conn, "_echo", True)
-        or getattr(conn.dialect, "_has_events", True)
-    ):
-        return False
-    # Cheap, but also true for a view with an isolation level, which has an event of its own.
-    some = getattr(conn, "_has_events", True) or getattr(conn.engine, "_has_events", True)
-    return not (some and any(getattr(conn.dispatch, name) for name in events))
-
-
-def _execute_directly(
-    conn: Connection, compiled: Compiled, params: Mapping[str, Any]
-) -> Sequence[Any]:
-    given = compiled.parameters(params)  # in the caller's context, which a coroutine does not have
-    cursor: Any = conn.connection.cursor()
-    try:
-        if conn.dialect.is_async and conn.dialect.driver in PIPELINES:
-            return await_only(_executed(cursor._cursor, compiled, given))
-        if conn.dialect.name == "postgresql":
-            cursor.format = BINARY
-        cursor.execute(compiled.text, given)
-        return cast("Sequence[Any]", cursor.fetchall()) if compiled.returns_rows else ()
-    finally:
-        cursor.close()
 
 
 async def _executed(cursor: Any, compiled: Compiled, given: Any) -> Sequence[Any]:

@@ -13,18 +13,19 @@ from typing import Any
 from sqlalchemy import Connection
 
 from ckpt_orm import lanes
+from ckpt_orm.lanes import Lane
 
 
 class Lent:
-    """A connection that is given back at the end of a block."""
+    """A lane whose connection is given back at the end of a block."""
 
-    __slots__ = ("_conn",)
+    __slots__ = ("_lane",)
 
-    def __init__(self, conn: Connection) -> None:
-        self._conn = conn
+    def __init__(self, lane: Lane) -> None:
+        self._lane = lane
 
-    def __enter__(self) -> Connection:
-        return self._conn
+    def __enter__(self) -> Lane:
+        return self._lane
 
     def __exit__(
         self,
@@ -32,7 +33,7 @@ class Lent:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        give_back(self._conn)
+        give_back(self._lane.conn)
 
 
 def give_back(conn: Connection) -> None:

@@ -73,11 +73,9 @@ class Logs:
 
     def stored(self, rows: PutRows) -> None:
         """Remember what was stored."""
-        blobs = rows.plain or rows.blobs
-        if not self.shelf.on or not (rows.logs or any(map(self._may_grow, blobs))):
-            return
-        for blob, log in zip(blobs, rows.logs or [None] * len(blobs), strict=True):
-            self.remember(rows.key, blob, log)
+        if rows.logs:
+            for blob, log in zip(rows.plain or rows.blobs, rows.logs, strict=True):
+                self.remember(rows.key, blob, log)
 
     def remember(self, key: Key, blob: Blob, log: Log | None) -> None:
         """Remember a version that was stored, as a log or whole."""
@@ -161,8 +159,6 @@ def _payload(log: Log) -> bytes:
 
 
 def _with_logs(rows: PutRows, logs: Sequence[Log | None]) -> PutRows:
-    if not any(logs):
-        return rows
     blobs = [
         blob if log is None else as_log(log) for blob, log in zip(rows.blobs, logs, strict=True)
     ]

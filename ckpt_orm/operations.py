@@ -1,9 +1,9 @@
 """EXECUTE: what is done to the database, written once for both colours.
 
-Every operation is a plain synchronous function of a Connection, the statements of its dialect, and
-encoded parameters, and returns rows. It holds nothing afterwards: no Result, no cursor, no
-iterator leaves this file. It knows no serde, never sleeps, and never yields. What kind of
-connection it needs is told by its decorator; `runners` provides it.
+Every operation is a plain synchronous function of a lane, which is a connection with the statements
+of its dialect, and of encoded parameters, and returns rows. It holds nothing afterwards: no Result,
+no cursor, no iterator leaves this file. It knows no serde, never sleeps, and never yields. What
+kind of connection it needs is told by its decorator; `runners` provides it.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
+from functools import cached_property
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
-from sqlalchemy import Connection
 from sqlalchemy.sql.base import Executable
 
-from ckpt_orm import lanes
+from ckpt_orm.lanes import Lane
 from ckpt_orm.logs import ChainMoved
 from ckpt_orm.parcels import parcel_of, parcel_of_calls
 from ckpt_orm.rows import Blob, Found, FoundWrite, Key, PutRows, Segment, Tail, Write, WriteRows
-from ckpt_orm.statements import Page, Statements
+from ckpt_orm.statements import Page
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -35,9 +35,13 @@ class Access(Enum):
     CHANGE = "several statements that belong together"
 
 
+# As constants, since Python 3.11 takes several times as long for a member.
+READ, WRITE, CHANGE = Access
+
+
 @dataclass(frozen=True)
 class Operation(Generic[P, R]):
-    """A function of (connection, statements, …) and the access it needs.
+    """A function of (lane, …) and the access it needs.
 
     Args:
         function: does it.
@@ -45,36 +49,36 @@ class Operation(Generic[P, R]):
         combines: whether several calls may share a transaction.
     """
 
-    function: Callable[Concatenate[Connection, Statements, P], R]
+    function: Callable[Concatenate[Lane, P], R]
     access: Access
     combines: bool = False
 
-    @property
+    @cached_property
     def name(self) -> str:
         """What errors call it."""
         return self.function.__name__
 
 
-def reads(function: Callable[Concatenate[Connection, Statements, P], R]) -> Operation[P, R]:
+def reads(function: Callable[Concatenate[Lane, P], R]) -> Operation[P, R]:
     """Mark an operation of one reading statement."""
-    return Operation(function, Access.READ)
+    return Operation(function, READ)
 
 
-def writes(function: Callable[Concatenate[Connection, Statements, P], R]) -> Operation[P, R]:
+def writes(function: Callable[Concatenate[Lane, P], R]) -> Operation[P, R]:
     """Mark an operation whose steps are one statement on Postgres."""
-    return Operation(function, Access.WRITE)
+    return Operation(function, WRITE)
 
 
 def stores(
-    function: Callable[Concatenate[Connection, Statements, P], None],
+    function: Callable[Concatenate[Lane, P], None],
 ) -> Operation[P, None]:
     """Mark an operation that `writes` rows of one key, and may share a transaction with others."""
-    return Operation(function, Access.WRITE, combines=True)
+    return Operation(function, WRITE, combines=True)
 
 
-def changes(function: Callable[Concatenate[Connection, Statements, P], R]) -> Operation[P, R]:
+def changes(function: Callable[Concatenate[Lane, P], R]) -> Operation[P, R]:
     """Mark an operation that needs a transaction everywhere."""
-    return Operation(function, Access.CHANGE)
+    return Operation(function, CHANGE)
 
 
 @dataclass(frozen=True)
@@ -111,38 +115,38 @@ class Selection:
 
 
 @reads
-def fetch(conn: Connection, st: Statements, key: Key) -> Found | None:
+def fetch(lane: Lane, key: Key) -> Found | None:
     """The checkpoint at `key`, the newest where it names none."""
     # An async driver hops to a thread for each statement, which is a kind of network too.
-    if st.dialect.snapshot is not None and not conn.dialect.is_async:
-        with st.dialect.snapshot(conn):
-            return _fetch_in_steps(conn, st, key)
-    statement = st.LATEST if key.checkpoint_id is None else st.AT
-    rows = lanes.execute(conn, st, statement, key._asdict())
+    if lane.st.dialect.steps and not lane.conn.dialect.is_async:
+        with lane.snapshot():
+            return _fetch_in_steps(lane, key)
+    statement = lane.st.LATEST if key.checkpoint_id is None else lane.st.AT
+    rows = lane.execute(statement, key._asdict())
     return next(iter(_assemble(rows)), None)
 
 
-def _fetch_in_steps(conn: Connection, st: Statements, key: Key) -> Found | None:
+def _fetch_in_steps(lane: Lane, key: Key) -> Found | None:
     """The same, table by table."""
-    statement = st.LATEST_ALONE if key.checkpoint_id is None else st.ALONE
-    heads = lanes.execute(conn, st, statement, key._asdict())
+    statement = lane.st.LATEST_ALONE if key.checkpoint_id is None else lane.st.ALONE
+    heads = lane.execute(statement, key._asdict())
     if not heads:
         return None
     checkpoint_id, parent, document, metadata, is_old = heads[0]
     at = key._replace(checkpoint_id=checkpoint_id)
     params = {**at._asdict(), "document": document}
-    rows = lanes.execute(conn, st, st.BLOBS_OF_DOCUMENT, params)
+    rows = lane.execute(lane.st.BLOBS_OF_DOCUMENT, params)
     blobs = {row[:2]: Blob(*row) for row in rows if row[0] is not None}
     segments = {
-        (blob.channel, blob.chain): segments_below(conn, st, params, blob)
+        (blob.channel, blob.chain): segments_below(lane, params, blob)
         for blob in blobs.values()
         if blob.chain is not None
     }
-    writes = lanes.execute(conn, st, st.WRITES_OF_CHECKPOINT, params)
+    writes = lane.execute(lane.st.WRITES_OF_CHECKPOINT, params)
     sends: Sequence[Any] = ()
     if is_old and parent:
         params["checkpoint_id"] = parent
-        sends = lanes.execute(conn, st, st.SENDS_OF_CHECKPOINT, params)
+        sends = lane.execute(lane.st.SENDS_OF_CHECKPOINT, params)
     return Found(
         at,
         parent,
@@ -155,28 +159,24 @@ def _fetch_in_steps(conn: Connection, st: Statements, key: Key) -> Found | None:
     )
 
 
-def segments_below(
-    conn: Connection, st: Statements, thread: Mapping[str, Any], blob: Blob
-) -> list[Segment]:
+def segments_below(lane: Lane, thread: Mapping[str, Any], blob: Blob) -> list[Segment]:
     """The segments of a blob's chain, as far as it needs them."""
     of_chain = {"channel": blob.channel, "chain": blob.chain, "stop": blob.stop}
-    rows = lanes.execute(conn, st, st.SEGMENTS_OF_CHAIN, {**thread, **of_chain})
+    rows = lane.execute(lane.st.SEGMENTS_OF_CHAIN, {**thread, **of_chain})
     return [Segment(*row) for row in rows]
 
 
 @reads
-def page(
-    conn: Connection, st: Statements, selection: Selection, after: Key | None, limit: int
-) -> list[Found]:
+def page(lane: Lane, selection: Selection, after: Key | None, limit: int) -> list[Found]:
     """At most `limit` checkpoints below `after`, newest first."""
     if selection.filter is not None:
-        st.dialect.prepare_contains(conn)
-    statement = st.page(selection.shape(after))
-    return _assemble(lanes.execute(conn, st, statement, selection.params(after, limit)))
+        lane.st.dialect.prepare_contains(lane.conn)
+    statement = lane.st.page(selection.shape(after))
+    return _assemble(lane.execute(statement, selection.params(after, limit)))
 
 
 def store_all(
-    conn: Connection, st: Statements, puts: Sequence[PutRows], writes: Sequence[WriteRows]
+    lane: Lane, puts: Sequence[PutRows], writes: Sequence[WriteRows]
 ) -> Collection[tuple[str, str]]:
     """What `put` and `put_writes` do, for several calls in one statement.
 
@@ -184,13 +184,13 @@ def store_all(
         The threads and namespaces of which no put was stored, since a log of one is not what its
         tail follows.
     """
-    statement = st.ALL_WRITES if not puts else st.STORES if writes else st.PUTS
+    statement = lane.st.ALL_WRITES if not puts else lane.st.STORES if writes else lane.st.PUTS
     params = parcel_of_calls(puts, writes)
-    return {(row[0], row[1]) for row in lanes.execute(conn, st, statement, params, again=False)}
+    return {(row[0], row[1]) for row in lane.execute(statement, params, again=False)}
 
 
 @stores
-def put(conn: Connection, st: Statements, rows: PutRows) -> None:
+def put(lane: Lane, rows: PutRows) -> None:
     """Store a checkpoint with its blobs.
 
     Raises:
@@ -206,88 +206,85 @@ def put(conn: Connection, st: Statements, rows: PutRows) -> None:
     if rows.filled:
         params |= rows.filled
         thread |= rows.filled
-    if rows.blobs and not st.dialect.stores_each:
-        _put_at_once(conn, st, params, rows)
+    if rows.blobs and not lane.st.dialect.stores_each:
+        _put_at_once(lane, params, rows)
         return
     # A row is written first: from then on nobody else writes, and what is read stays as it is.
-    store(conn, st, st.BLOBS, thread, rows.blobs)
+    store(lane, lane.st.BLOBS, thread, rows.blobs)
     for tail in rows.tails:
-        add_segment(conn, st, thread, tail)
-    lanes.execute(conn, st, st.CHECKPOINT, params)
+        add_segment(lane, thread, tail)
+    lane.execute(lane.st.CHECKPOINT, params)
 
 
 #: The same for rows whose chains are new, by itself: it raises nothing.
 put_renewed = replace(put, combines=False)
 
 
-def _put_at_once(
-    conn: Connection, st: Statements, params: Mapping[str, Any], rows: PutRows
-) -> None:
+def _put_at_once(lane: Lane, params: Mapping[str, Any], rows: PutRows) -> None:
     expected = len(rows.tails)
     params = {**params, **parcel_of(rows.blobs, rows.tails), "expected": expected}
     if any(tail.follows is not None for tail in rows.tails):
-        if lanes.execute(conn, st, st.PUT_FOLLOWING, params)[0][0] != expected:
+        if lane.execute(lane.st.PUT_FOLLOWING, params)[0][0] != expected:
             raise ChainMoved
     else:
-        lanes.execute(conn, st, st.PUT_STARTING if rows.tails else st.PUT, params)
+        lane.execute(lane.st.PUT_STARTING if rows.tails else lane.st.PUT, params)
 
 
-def add_segment(conn: Connection, st: Statements, thread: Mapping[str, Any], tail: Tail) -> None:
+def add_segment(lane: Lane, thread: Mapping[str, Any], tail: Tail) -> None:
     """Add to a chain.
 
     Raises:
         ChainMoved: where it is not what the tail follows.
     """
-    if not st.dialect.stores_each:
+    if not lane.st.dialect.stores_each:
         packed = {**thread, **parcel_of((), [tail])}
         # Told by what it returns: some drivers count no rows where none was inserted.
-        if not conn.execute(st.SEGMENTS_TOLD, packed).all():
+        if not lane.conn.execute(lane.st.SEGMENTS_TOLD, packed).all():
             raise ChainMoved
         return
     params = {**thread, **tail._asdict()}
     if tail.follows is None:
-        lanes.execute(conn, st, st.SEGMENTS, params)
+        lane.execute(lane.st.SEGMENTS, params)
         return
-    last = lanes.execute(conn, st, st.TIP, params)
+    last = lane.execute(lane.st.TIP, params)
     if not last or last[0][0] != tail.follows:
         raise ChainMoved
-    lanes.execute(conn, st, st.FOLDING_SEGMENT if tail.folds else st.NEXT_SEGMENT, params)
+    lane.execute(lane.st.FOLDING_SEGMENT if tail.folds else lane.st.NEXT_SEGMENT, params)
     if tail.folds:
-        lanes.execute(conn, st, st.FOLDED, {**params, "stop": tail.start + len(tail.data)})
+        lane.execute(lane.st.FOLDED, {**params, "stop": tail.start + len(tail.data)})
 
 
 @stores
-def put_writes(conn: Connection, st: Statements, rows: WriteRows) -> None:
+def put_writes(lane: Lane, rows: WriteRows) -> None:
     """Store the writes of a task."""
     task = {**rows.task(), **rows.filled}
-    store(conn, st, st.WRITES, task, rows.writes)
+    store(lane, lane.st.WRITES, task, rows.writes)
 
 
 @changes
-def delete_thread(conn: Connection, st: Statements, thread_id: str) -> None:
+def delete_thread(lane: Lane, thread_id: str) -> None:
     """Remove all rows of a thread, in every namespace."""
     is_left = True
     while is_left:
         # A put that is adding to a chain is waited for: what it has stored needs the rest of it.
-        conn.execute(st.HOLD_CHAINS, {"of_thread": thread_id})
-        for statement in st.DELETE_THREAD:
-            lanes.execute(conn, st, statement, {"thread_id": thread_id})
+        lane.conn.execute(lane.st.HOLD_CHAINS, {"of_thread": thread_id})
+        for statement in lane.st.DELETE_THREAD:
+            lane.execute(statement, {"thread_id": thread_id})
         # But a chain that was started since is deleted without being held.
-        is_left = bool(conn.execute(st.HEADLESS, {"of_thread": thread_id}).all())
+        is_left = bool(lane.conn.execute(lane.st.HEADLESS, {"of_thread": thread_id}).all())
 
 
 def store(
-    conn: Connection,
-    st: Statements,
+    lane: Lane,
     statement: Executable,
     params: Mapping[str, Any],
     rows: Sequence[Blob | Write],
 ) -> None:
     """Execute a statement for rows that have `params` in common, of which there may be none."""
-    if st.dialect.stores_each:
-        lanes.execute_many(conn, st, statement, [{**params, **row._asdict()} for row in rows])
+    if lane.st.dialect.stores_each:
+        lane.execute_many(statement, [{**params, **row._asdict()} for row in rows])
     elif rows:
-        lanes.execute(conn, st, statement, {**params, **parcel_of(rows)})
+        lane.execute(statement, {**params, **parcel_of(rows)})
 
 
 def _assemble(rows: Sequence[Any]) -> list[Found]:

@@ -15,14 +15,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection
 from xxhash import xxh3_128_digest
 
+from ckpt_orm.lanes import Lane
 from ckpt_orm.logs import ChainMoved, Logs, Shelf, as_log, is_log, payload_of, tag_of, tail_of
 from ckpt_orm.operations import add_segment, changes
 from ckpt_orm.retention import collect
 from ckpt_orm.rows import NOTHING, Blob, Key, Segments, Tail
-from ckpt_orm.statements import Statements
 from ckpt_orm.sweeping import Steps
 from ckpt_orm.verifying import blobs_after, segments_of, threads
 
@@ -56,8 +55,7 @@ class Change(NamedTuple):
 
 @changes
 def store(
-    conn: Connection,
-    st: Statements,
+    lane: Lane,
     thread_id: str,
     found: Sequence[Change],
     filled: Mapping[str, Any] = NOTHING,
@@ -65,15 +63,13 @@ def store(
     """Store versions in another way; how many were still as they had been."""
     done = 0
     for change in found:
-        with suppress(ChainMoved), conn.begin_nested():
-            done += _store(conn, st, thread_id, change, filled)
-    collect(conn, st, thread_id)
+        with suppress(ChainMoved), lane.conn.begin_nested():
+            done += _store(lane, thread_id, change, filled)
+    collect(lane, thread_id)
     return done
 
 
-def _store(
-    conn: Connection, st: Statements, thread_id: str, change: Change, filled: Mapping[str, Any]
-) -> bool:
+def _store(lane: Lane, thread_id: str, change: Change, filled: Mapping[str, Any]) -> bool:
     """Store a version, if it still is what it was; whether it is."""
     blob, tail = change.blob, change.tail
     params = {
@@ -87,11 +83,13 @@ def _store(
         "new_chain": blob.chain,
         "new_stop": blob.stop,
     }
-    if not conn.execute(st.UNPACKED if change.was_log else st.PACKED, params).rowcount:
+    if not lane.conn.execute(
+        lane.st.UNPACKED if change.was_log else lane.st.PACKED, params
+    ).rowcount:
         return False
     if tail is not None:
         thread = {"thread_id": thread_id, "checkpoint_ns": change.checkpoint_ns}
-        add_segment(conn, st, {**thread, **filled}, tail)
+        add_segment(lane, {**thread, **filled}, tail)
     return True
 
 

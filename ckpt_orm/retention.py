@@ -19,13 +19,11 @@ from dataclasses import dataclass, field
 from secrets import token_bytes
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection
-
-from ckpt_orm import documents, lanes
+from ckpt_orm import documents
 from ckpt_orm.errors import InvalidConfig
+from ckpt_orm.lanes import Lane
 from ckpt_orm.operations import Operation, changes, delete_thread
 from ckpt_orm.rows import SENDS_WITH_CHECKPOINT
-from ckpt_orm.statements import Statements
 from ckpt_orm.statements.dialects import CHAIN_SIZE
 
 #: The metadata entry in which LangGraph counts, per DeltaChannel, the steps since its last value.
@@ -123,13 +121,13 @@ class Skeleton:
 
 
 @changes
-def prune(conn: Connection, st: Statements, thread_id: str) -> None:
+def prune(lane: Lane, thread_id: str) -> None:
     """Keep the latest checkpoint of each namespace, and what it needs."""
-    skeleton = skeleton_of(conn, st, thread_id)
+    skeleton = skeleton_of(lane, thread_id)
     heads = skeleton.latest()
     root = [heads.get("")]
     kept = [head for head in heads.values() if not is_over(skeleton.bones, head, root)]
-    reduce(conn, st, thread_id, reduction(skeleton, kept))
+    reduce(lane, thread_id, reduction(skeleton, kept))
 
 
 def is_over(bones: dict[Place, Bone], head: Place, kept: Collection[Place | None]) -> bool:
@@ -145,22 +143,24 @@ def is_over(bones: dict[Place, Bone], head: Place, kept: Collection[Place | None
 
 
 @changes
-def delete_for_runs(conn: Connection, st: Statements, run_ids: Sequence[str]) -> None:
+def delete_for_runs(lane: Lane, run_ids: Sequence[str]) -> None:
     """Delete the checkpoints of some runs, except those that a remaining one needs."""
     runs = set(run_ids)
-    for row in conn.execute(st.THREADS_OF_RUNS, {"run_ids": documents.encode(list(runs))}).all():
-        skeleton = skeleton_of(conn, st, row.thread_id)
+    for row in lane.conn.execute(
+        lane.st.THREADS_OF_RUNS, {"run_ids": documents.encode(list(runs))}
+    ).all():
+        skeleton = skeleton_of(lane, row.thread_id)
         kept = [place for place, bone in skeleton.bones.items() if bone.run_id not in runs]
-        reduce(conn, st, row.thread_id, reduction(skeleton, kept))
+        reduce(lane, row.thread_id, reduction(skeleton, kept))
 
 
 @changes
-def copy_thread(conn: Connection, st: Statements, source: str, target: str) -> None:
+def copy_thread(lane: Lane, source: str, target: str) -> None:
     """Copy all rows of a thread that the other one does not have."""
     threads = _from_to(source, target)
-    for copy in st.COPIES:
-        conn.execute(copy, threads)
-    collect(conn, st, target)
+    for copy in lane.st.COPIES:
+        lane.conn.execute(copy, threads)
+    collect(lane, target)
 
 
 def _from_to(source: str, target: str) -> dict[str, Any]:
@@ -169,9 +169,9 @@ def _from_to(source: str, target: str) -> dict[str, Any]:
 
 
 @changes
-def copy_latest(conn: Connection, st: Statements, source: str, target: str) -> None:
+def copy_latest(lane: Lane, source: str, target: str) -> None:
     """Copy the latest checkpoint of each namespace, and what it needs, as `prune` would keep it."""
-    skeleton = skeleton_of(conn, st, source)
+    skeleton = skeleton_of(lane, source)
     needed = skeleton.needed(skeleton.latest().values())
     threads = _from_to(source, target)
     blobs = [
@@ -183,11 +183,11 @@ def copy_latest(conn: Connection, st: Statements, source: str, target: str) -> N
     kept = [parent.checkpoint_id if parent in needed else None for parent in parents]
     with_parents = [{**row, "of_parent": of} for row, of in zip(places, kept, strict=True)]
     # Segments first: a blob that is still there then, and a log, has had all of its chain before.
-    conn.execute(st.SEGMENTS_COPY, threads)
-    lanes.execute_many(conn, st, st.BLOB_COPY, blobs)
-    collect(conn, st, target)
-    lanes.execute_many(conn, st, st.WRITES_COPY, places)
-    lanes.execute_many(conn, st, st.CHECKPOINT_COPY, with_parents)
+    lane.conn.execute(lane.st.SEGMENTS_COPY, threads)
+    lane.execute_many(lane.st.BLOB_COPY, blobs)
+    collect(lane, target)
+    lane.execute_many(lane.st.WRITES_COPY, places)
+    lane.execute_many(lane.st.CHECKPOINT_COPY, with_parents)
 
 
 def copying(*, latest_only: bool) -> Operation[[str, str], None]:
@@ -207,10 +207,10 @@ def strategy(name: str) -> Operation[[str], None]:
     return operations[name]
 
 
-def skeleton_of(conn: Connection, st: Statements, thread_id: str) -> Skeleton:
+def skeleton_of(lane: Lane, thread_id: str) -> Skeleton:
     """What a thread consists of, from one snapshot."""
     skeleton = Skeleton()
-    for row in conn.execute(st.SKELETON, {"thread_id": thread_id}).all():
+    for row in lane.conn.execute(lane.st.SKELETON, {"thread_id": thread_id}).all():
         if row.kind == "checkpoint":
             place = Place(row.checkpoint_ns, row.checkpoint_id)
             skeleton.bones[place] = bone_of(
@@ -260,14 +260,14 @@ def reduction(skeleton: Skeleton, kept: Iterable[Place]) -> Reduction:
     return Reduction(gone, garbage, [p for p in needed if skeleton.bones[p].parent in gone])
 
 
-def collect(conn: Connection, st: Statements, thread_id: str) -> None:
+def collect(lane: Lane, thread_id: str) -> None:
     """Delete the chains of a thread that no blob refers to any more."""
     # Locked first, seen afterwards: a put that is adding to a chain has then stored its blob too.
-    conn.execute(st.HOLD_CHAINS, {"of_thread": thread_id})
-    conn.execute(st.DEAD_SEGMENTS, {"of_thread": thread_id})
+    lane.conn.execute(lane.st.HOLD_CHAINS, {"of_thread": thread_id})
+    lane.conn.execute(lane.st.DEAD_SEGMENTS, {"of_thread": thread_id})
 
 
-def reduce(conn: Connection, st: Statements, thread_id: str, goes: Reduction) -> None:
+def reduce(lane: Lane, thread_id: str, goes: Reduction) -> None:
     """Delete by key what goes from a thread: a statement per namespace, and per channel in it."""
     places: dict[str, list[str]] = defaultdict(list)
     for ns, checkpoint_id in goes.gone:
@@ -277,11 +277,11 @@ def reduce(conn: Connection, st: Statements, thread_id: str, goes: Reduction) ->
         versions[ns, channel].append(version)
     for ns, ids in places.items():
         params = {"of_thread": thread_id, "of_ns": ns, "ids": documents.encode(ids)}
-        conn.execute(st.WRITES_AT, params)
-        conn.execute(st.CHECKPOINTS_AT, params)
+        lane.conn.execute(lane.st.WRITES_AT, params)
+        lane.conn.execute(lane.st.CHECKPOINTS_AT, params)
     for (ns, channel), ids in versions.items():
         named = {"of_thread": thread_id, "of_ns": ns, "of_channel": channel}
-        conn.execute(st.BLOBS_AT, {**named, "ids": documents.encode(ids)})
-    collect(conn, st, thread_id)
+        lane.conn.execute(lane.st.BLOBS_AT, {**named, "ids": documents.encode(ids)})
+    collect(lane, thread_id)
     roots = [{"of_thread": thread_id, "of_ns": ns, "of_id": at} for ns, at in goes.roots]
-    lanes.execute_many(conn, st, st.WITHOUT_PARENT, roots)
+    lane.execute_many(lane.st.WITHOUT_PARENT, roots)

@@ -41,11 +41,12 @@ from ckpt_orm.engines import (
 from ckpt_orm.errors import InvalidConfig, WrongEngine
 from ckpt_orm.failures import is_missing, passes, translated
 from ckpt_orm.forks import after_fork
+from ckpt_orm.lanes import Lane
 from ckpt_orm.lending import Lent, set_options
 from ckpt_orm.logs import Logs, Shelf
 from ckpt_orm.models import Models
 from ckpt_orm.modes import begins_itself, ends_nothing
-from ckpt_orm.operations import Access, Operation, put, store_all
+from ckpt_orm.operations import CHANGE, READ, WRITE, Access, Operation, put, store_all
 from ckpt_orm.reasons import may_be_refused
 from ckpt_orm.spares import Loan, spares_of
 from ckpt_orm.statements import statements_for
@@ -117,12 +118,12 @@ class Runner:
         self._turns = Turns(engine, async_engine)
         dialect = self.statements.dialect
         self._lines = Lines(dialect.leaders, dialect.relief)
-        self._spares = spares_of(engine) if engine is not None and owned else None
+        self._spares = None if engine is None or not owned else spares_of(engine, self.statements)
         self._ready = False
         if growth not in _GROWS:
             raise InvalidConfig(f"growth={growth!r} is not known: use 'append', 'whole' or None")
         #: What needs no transaction of several statements.
-        self._alone = (Access.READ,) if dialect.begin else (Access.READ, Access.WRITE)
+        self._alone = (READ,) if dialect.begin else (READ, WRITE)
         self.logs = Logs(Shelf(dialect.fold, dialect.grows_from, _GROWS[growth]))
         self._parents: list[Pool] = []
         after_fork(self)
@@ -147,7 +148,7 @@ class Runner:
             DatabaseUnavailable: where the database could not be reached, in as many runs as help.
             DatabaseError: where it refused the operation.
         """
-        engine = self._sync_engine()
+        engine = self.engine or self._sync_engine()
         with translated(operation.name):
             once = partial(self._run_once, engine, operation, *args, **kwargs)
             try:
@@ -197,38 +198,44 @@ class Runner:
 
     def _combines(self, operation: Operation[P, R], engine: Engine) -> bool:
         """Whether an operation may run together with others; the first one looks at the schema."""
-        return operation.combines and self._ready and not is_prepared(engine)
+        # What is kept between calls is not prepared for each of them.
+        is_kept = self._spares is not None
+        return operation.combines and self._ready and (is_kept or not is_prepared(engine))
 
     def _run_once(
         self, engine: Engine, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs
     ) -> R:
-        with self._turns.take(operation.access), self._connect(engine) as conn:
-            return self._execute_alone(conn, operation, *args, **kwargs)
+        with self._turns.take(operation.access), self._connect(engine) as lane:
+            return self._execute_alone(lane, operation, *args, **kwargs)
 
     async def _arun_once(self, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         engine = await cast("LoopEngines | GivenEngine", self.async_engine).current()
-        execute: Any = self._execute_alone
+
+        def execute(conn: Connection) -> R:
+            return self._execute_alone(self._lane(conn), operation, *args, **kwargs)
+
         async with self._turns.atake(operation.access), engine.connect() as conn:
-            return await conn.run_sync(execute, operation, *args, **kwargs)
+            return await conn.run_sync(execute)
+
+    def _lane(self, conn: Connection) -> Lane:
+        return Lane(conn, self.statements)
 
     def _execute_alone(
-        self, conn: Connection, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs
+        self, lane: Lane, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs
     ) -> R:
         """Execute on a connection of one's own: in a transaction, or without one."""
         # The options are set here, not on a view of the engine. That one sets them as part of
         # connecting, and a cancellation there leaves a connection that nobody gives back.
-        dialect, is_alone = self.statements.dialect, operation.access in self._alone
+        conn, dialect, access = lane.conn, lane.st.dialect, operation.access
         if conn.in_transaction():
             conn.commit()  # a listener to `engine_connect` has executed something
-        if dialect.several and not is_alone:
-            set_options(conn, dialect.several)
-        else:
+        if access in self._alone:
             self._set_alone(conn)
-        if is_alone:
-            return self.execute(conn, operation, *args, **kwargs)
-        constant = operation.access is Access.WRITE
-        with lanes.transaction(conn, self.statements) if constant else conn.begin():
-            return self.execute(conn, operation, *args, **kwargs)
+            return self.execute(lane, operation, *args, **kwargs)
+        if dialect.several:
+            set_options(conn, dialect.several)
+        with lane.transaction() if access is WRITE else conn.begin():
+            return self.execute(lane, operation, *args, **kwargs)
 
     def _set_alone(self, conn: Connection) -> None:
         """What a connection needs for a single statement."""
@@ -238,47 +245,50 @@ class Runner:
 
     def _store_once(self, batch: Batch) -> Batch:
         engine = self._sync_engine()
-        with self._turns.take(Access.CHANGE), self._connect(engine) as conn:
-            return self._execute_together(conn, batch)
+        with self._turns.take(CHANGE), self._connect(engine) as lane:
+            return self._execute_together(lane, batch)
 
     async def _astore_once(self, batch: Batch) -> Batch:
         engine = await cast("LoopEngines | GivenEngine", self.async_engine).current()
-        async with self._turns.atake(Access.CHANGE), engine.connect() as conn:
-            return await conn.run_sync(self._execute_together, batch)
+        async with self._turns.atake(CHANGE), engine.connect() as conn:
+            return await conn.run_sync(lambda c: self._execute_together(self._lane(c), batch))
 
-    def _execute_together(self, conn: Connection, batch: Batch) -> Batch:
+    def _execute_together(self, lane: Lane, batch: Batch) -> Batch:
         """Execute the calls of a batch in one transaction of our own; those that are left."""
+        conn = lane.conn
         if conn.in_transaction():
             conn.commit()  # as in `_execute_alone`
         rows = None if self.statements.dialect.stores_each else rows_of(batch)
         if rows is None:
-            self._execute_in_turn(conn, batch)
+            self._execute_in_turn(lane, batch)
             return ()
         self._set_alone(conn)
         self.look(conn)
-        moved = store_all(conn, self.statements, *rows)
+        moved = store_all(lane, *rows)
         return [c for c in batch if c.operation is put and c.rows.key[:2] in moved] if moved else ()
 
-    def _execute_in_turn(self, conn: Connection, batch: Batch) -> None:
+    def _execute_in_turn(self, lane: Lane, batch: Batch) -> None:
         """Execute all calls of a batch, or none of them."""
-        dialect = self.statements.dialect
+        conn, dialect = lane.conn, lane.st.dialect
         set_options(conn, {**dialect.several, lanes.TOGETHER: True})
-        with lanes.pipelined(conn, self.statements), conn.begin():
-            self._begin(conn, Access.CHANGE)
+        with lane.pipeline(), conn.begin():
+            self._begin(lane, CHANGE)
             if dialect.hurry is not None:
                 conn.exec_driver_sql(f"SET LOCAL lock_timeout = {dialect.hurry}")
             for call in in_order(batch):
-                self.execute(conn, call.operation, call.rows)
+                self.execute(lane, call.operation, call.rows)
         conn.execution_options(**{lanes.TOGETHER: False})  # one that fails is not kept
 
     def execute(
-        self, conn: Connection, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs
+        self, lane: Lane, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs
     ) -> R:
         """Run an operation on a connection, once, after a look at the schema where it is due."""
-        self.look(conn)
-        self._begin(conn, operation.access)
+        if not self._ready:
+            self.look(lane.conn)
+        if operation.access is not READ and lane.cursor is None:
+            self._begin(lane, operation.access)
         try:
-            return operation.function(conn, self.statements, *args, **kwargs)
+            return operation.function(lane, *args, **kwargs)
         except DBAPIError as error:
             if is_missing(error):
                 self._ready = False  # the next run looks, and says what to do
@@ -308,19 +318,21 @@ class Runner:
         migrations.setup_models(conn, self._models)
         self.look(conn)
 
-    def _begin(self, conn: Connection, access: Access) -> None:
-        begin = self.statements.dialect.begin
-        if begin is None or access is Access.READ:
+    def _begin(self, lane: Lane, access: Access) -> None:
+        begin = lane.st.dialect.begin
+        if begin is None:
             return
         # An engine may have a listener of its own that has begun already; and sqlite3 itself begins
         # before an INSERT, which is enough where nothing is read first.
-        driver = driver_of(conn)
-        writes_first = access is Access.WRITE and begins_itself(driver)
-        if not driver.in_transaction and not writes_first:
-            conn.exec_driver_sql(begin)
+        driver = driver_of(lane.conn)
+        writes_first = access is WRITE and begins_itself(driver)
+        if not writes_first and not driver.in_transaction:
+            lane.conn.exec_driver_sql(begin)
 
     def _connect(self, engine: Engine) -> Loan | Lent:
-        return Lent(engine.connect()) if self._spares is None else self._spares.connect()
+        if self._spares is not None:
+            return self._spares.connect()
+        return Lent(self._lane(engine.connect()))
 
     def _sync_engine(self) -> Engine:
         if self.engine is None:
@@ -342,9 +354,9 @@ class Runner:
     def setup(self) -> None:
         """Bring the tables to this release's revision; see `migrations.setup_models`."""
         engine = self._sync_engine()
-        turn = self._turns.take(Access.CHANGE)
-        with translated("setup"), turn, self._connect(engine) as conn:
-            self.set_up(conn)
+        turn = self._turns.take(CHANGE)
+        with translated("setup"), turn, self._connect(engine) as lane:
+            self.set_up(lane.conn)
 
     async def asetup(self) -> None:
         """`setup` in the other colour."""
@@ -352,7 +364,7 @@ class Runner:
             return await in_thread(self.setup)
         engine = await self.async_engine.current()
         with translated("setup"):
-            async with self._turns.atake(Access.CHANGE), engine.connect() as conn:
+            async with self._turns.atake(CHANGE), engine.connect() as conn:
                 await conn.run_sync(self.set_up)
 
     def dispose(self) -> None:

@@ -18,13 +18,11 @@ from dataclasses import dataclass, fields, replace
 from datetime import datetime
 from typing import Any, NamedTuple, TypeVar
 
-from sqlalchemy import Connection
-
 from ckpt_orm import documents
+from ckpt_orm.lanes import Lane
 from ckpt_orm.operations import Operation, changes, delete_thread, reads
 from ckpt_orm.policies import Fact, Load, Retention, Thread, ThreadFound, aware, born_at
 from ckpt_orm.retention import Place, Reduction, Skeleton, reduce, reduction, skeleton_of
-from ckpt_orm.statements import Statements
 
 R = TypeVar("R")
 
@@ -93,38 +91,39 @@ class Job(NamedTuple):
 
 
 @reads
-def count(conn: Connection, st: Statements) -> int:
+def count(lane: Lane) -> int:
     """How many checkpoints there are."""
-    return int(conn.execute(st.CHECKPOINTS).scalar_one())
+    return int(lane.conn.execute(lane.st.CHECKPOINTS).scalar_one())
 
 
 @reads
-def threads(conn: Connection, st: Statements, after: str | None) -> list[ThreadFound]:
+def threads(lane: Lane, after: str | None) -> list[ThreadFound]:
     """The next threads that have a checkpoint."""
-    statement = st.threads(first=after is None)
+    statement = lane.st.threads(first=after is None)
     params = {"limit": PAGE} if after is None else {"limit": PAGE, "after": after}
     return [
-        ThreadFound(*row[:3], *map(aware, row[3:])) for row in conn.execute(statement, params).all()
+        ThreadFound(*row[:3], *map(aware, row[3:]))
+        for row in lane.conn.execute(statement, params).all()
     ]
 
 
 @reads
-def look(conn: Connection, st: Statements, thread_id: str, with_metadata: bool = False) -> Thread:
+def look(lane: Lane, thread_id: str, with_metadata: bool = False) -> Thread:
     """A thread as a policy sees it."""
     of_thread = {"thread_id": thread_id}
     # The skeleton first: what comes in between is then kept rather than overlooked.
-    skeleton = skeleton_of(conn, st, thread_id)
+    skeleton = skeleton_of(lane, thread_id)
     facts = dict.fromkeys(skeleton.bones, Fact(None, None, None))
-    for row in conn.execute(st.facts(metadata=with_metadata), of_thread).all():
+    for row in lane.conn.execute(lane.st.facts(metadata=with_metadata), of_thread).all():
         born = born_at(row.checkpoint_id, row.created_at, row.ts)
         about = row.about if with_metadata else None
         facts[Place(*row[:2])] = Fact(born, row.source, _number(row.step), about)
-    interrupted = {Place(*row) for row in conn.execute(st.INTERRUPTED, of_thread).all()}
+    interrupted = {Place(*row) for row in lane.conn.execute(lane.st.INTERRUPTED, of_thread).all()}
     return Thread(skeleton, facts, interrupted)
 
 
 @reads
-def weigh(conn: Connection, st: Statements, thread_id: str, goes: Reduction | None) -> Swept:
+def weigh(lane: Lane, thread_id: str, goes: Reduction | None) -> Swept:
     """What would go from a thread; all of it for None."""
     params: dict[str, Any] = {"of_thread": thread_id}
     if goes is not None:
@@ -132,46 +131,46 @@ def weigh(conn: Connection, st: Statements, thread_id: str, goes: Reduction | No
         params["garbage"] = documents.encode(
             [{"ns": ns, "channel": ch, "version": version} for ns, ch, version in goes.garbage]
         )
-    statement = st.WEIGHT_OF_THREAD if goes is None else st.WEIGHT
-    rows = {row.kind: row for row in conn.execute(statement, params).all()}
+    statement = lane.st.WEIGHT_OF_THREAD if goes is None else lane.st.WEIGHT
+    rows = {row.kind: row for row in lane.conn.execute(statement, params).all()}
     counts = {kind: int(row.rows) for kind, row in rows.items()}
     return Swept(bytes=sum(int(row.bytes) for row in rows.values()), **counts)
 
 
 @changes
-def delete(conn: Connection, st: Statements, jobs: Sequence[Job]) -> tuple[Swept, set[str]]:
+def delete(lane: Lane, jobs: Sequence[Job]) -> tuple[Swept, set[str]]:
     """Do some jobs in one transaction; also the threads that were left to another sweep."""
     swept, left = Swept(), set[str]()
     for job in jobs:
-        held = conn.execute(st.HOLD, {"thread_id": job.thread_id}).first()
+        held = lane.conn.execute(lane.st.HOLD, {"thread_id": job.thread_id}).first()
         if job.thread_id in left or held is None:
             left.add(job.thread_id)
         elif job.ends is None:
-            swept += _reduced(conn, st, job)
+            swept += _reduced(lane, job)
         else:
-            swept += _ended(conn, st, job.thread_id, *job.ends)
+            swept += _ended(lane, job.thread_id, *job.ends)
     return swept, left
 
 
-def _reduced(conn: Connection, st: Statements, job: Job) -> Swept:
+def _reduced(lane: Lane, job: Job) -> Swept:
     """Delete some checkpoints, except what others need by now."""
     thread_id, goes = job.thread_id, job.goes
-    if {Place(*row) for row in conn.execute(st.PLACES, {"thread_id": thread_id})} != job.places:
-        skeleton = skeleton_of(conn, st, thread_id)
+    if {
+        Place(*row) for row in lane.conn.execute(lane.st.PLACES, {"thread_id": thread_id})
+    } != job.places:
+        skeleton = skeleton_of(lane, thread_id)
         goes = reduction(skeleton, skeleton.bones.keys() - goes.gone)
-    swept = weigh.function(conn, st, thread_id, goes)
-    reduce(conn, st, thread_id, goes)
+    swept = weigh.function(lane, thread_id, goes)
+    reduce(lane, thread_id, goes)
     return swept + Swept(threads=int(job.is_last))
 
 
-def _ended(
-    conn: Connection, st: Statements, thread_id: str, policy: Retention, now: datetime
-) -> Swept:
+def _ended(lane: Lane, thread_id: str, policy: Retention, now: datetime) -> Swept:
     """Delete a thread, if it is still as idle as it was when it was looked at."""
-    if not policy.ends(look.function(conn, st, thread_id), now):
+    if not policy.ends(look.function(lane, thread_id), now):
         return Swept(skipped=1)
-    swept = weigh.function(conn, st, thread_id, None)
-    delete_thread.function(conn, st, thread_id)
+    swept = weigh.function(lane, thread_id, None)
+    delete_thread.function(lane, thread_id)
     return swept + Swept(threads=1, ended=1)
 
 

@@ -13,15 +13,15 @@ from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
 from langchain_core.runnables import RunnableConfig
-from sqlalchemy import Column, Connection
+from sqlalchemy import Column
 
 from ckpt_orm.columns import coerced, given, rule_of
 from ckpt_orm.errors import InvalidConfig, WrongTenant
 from ckpt_orm.guests import Guest, GuestRunner
+from ckpt_orm.lanes import Lane
 from ckpt_orm.operations import Operation
 from ckpt_orm.runners import Runner
 from ckpt_orm.scope import work_for
-from ckpt_orm.statements import Statements
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -110,8 +110,8 @@ class TenantRunner:
         self._check()
 
         @wraps(operation.function)
-        def function(conn: Connection, st: Statements, *args: P.args, **kwargs: P.kwargs) -> R:
-            return work_for(self.tenant, operation.function, conn, st, *args, **kwargs)
+        def function(lane: Lane, *args: P.args, **kwargs: P.kwargs) -> R:
+            return work_for(self.tenant, operation.function, lane, *args, **kwargs)
 
         wrapped: Any = function
         return replace(operation, function=wrapped)

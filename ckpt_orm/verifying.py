@@ -18,17 +18,15 @@ from datetime import datetime, timedelta
 from functools import partial
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection
-
 from ckpt_orm import documents
 from ckpt_orm.anatomy import Anatomy
 from ckpt_orm.codec import Codec
 from ckpt_orm.errors import CorruptCheckpoint
+from ckpt_orm.lanes import Lane
 from ckpt_orm.operations import changes, reads, segments_below
 from ckpt_orm.policies import born_at
 from ckpt_orm.retention import Place, Reduction, reduce
 from ckpt_orm.rows import Blob, FoundWrite, Key, Segment, Segments
-from ckpt_orm.statements import Statements
 from ckpt_orm.sweeping import Steps
 from ckpt_orm.words import counted
 
@@ -117,55 +115,55 @@ class Report:
 
 
 @reads
-def threads(conn: Connection, st: Statements, after: str | None) -> list[str]:
+def threads(lane: Lane, after: str | None) -> list[str]:
     """The next threads that have a row in any of the tables."""
     params = {"limit": PAGE} if after is None else {"limit": PAGE, "after": after}
-    return [row.thread_id for row in conn.execute(st.any_threads(first=after is None), params)]
+    return [
+        row.thread_id for row in lane.conn.execute(lane.st.any_threads(first=after is None), params)
+    ]
 
 
 @reads
-def dissect(conn: Connection, st: Statements, thread_id: str) -> Anatomy:
+def dissect(lane: Lane, thread_id: str) -> Anatomy:
     """What a thread consists of, from one snapshot."""
     found = Anatomy(thread_id)
-    for row in conn.execute(st.ANATOMY, {"thread_id": thread_id}).all():
+    for row in lane.conn.execute(lane.st.ANATOMY, {"thread_id": thread_id}).all():
         if row.kind == "blob":
             found.add_blob((row.checkpoint_ns, row.channel, row.version), row)
         elif row.kind == "write":
             found.writes[Place(row.checkpoint_ns, row.checkpoint_id)] = row.idx
         else:
             found.add_checkpoint(Place(row.checkpoint_ns, row.checkpoint_id), row)
-    dates = conn.execute(st.DATES, {"thread_id": thread_id}).all()
+    dates = lane.conn.execute(lane.st.DATES, {"thread_id": thread_id}).all()
     found.born = [born_at(row.checkpoint_id, row.created_at, None) for row in dates]
     found.born += [born_at(at.checkpoint_id, None, None) for at in found.orphaned_writes()]
     return found
 
 
 @changes
-def remove(conn: Connection, st: Statements, thread_id: str, before: datetime) -> set[Any]:
+def remove(lane: Lane, thread_id: str, before: datetime) -> set[Any]:
     """Delete what no checkpoint of a thread needs, if its last sign of life is long ago."""
-    found = dissect.function(conn, st, thread_id)
+    found = dissect.function(lane, thread_id)
     if not found.is_quiet(before):
         return set()
     blobs, places = found.orphaned_blobs(), found.orphaned_writes()
-    reduce(conn, st, thread_id, Reduction(set(), blobs, []))
+    reduce(lane, thread_id, Reduction(set(), blobs, []))
     named = documents.encode([{"ns": ns, "id": id} for ns, id in places])
-    conn.execute(st.ORPHANED_WRITES, {"of_thread": thread_id, "places": named})
+    lane.conn.execute(lane.st.ORPHANED_WRITES, {"of_thread": thread_id, "places": named})
     return {*blobs, *places}
 
 
 @reads
-def blobs_after(
-    conn: Connection, st: Statements, thread_id: str, after: tuple[Any, ...]
-) -> list[tuple[Any, ...]]:
+def blobs_after(lane: Lane, thread_id: str, after: tuple[Any, ...]) -> list[tuple[Any, ...]]:
     """The next blobs of a thread that have a value."""
     names = ("checkpoint_ns", "channel", "version")
-    rows = conn.execute(st.BLOBS_AFTER, _after(thread_id, names, after)).all()
+    rows = lane.conn.execute(lane.st.BLOBS_AFTER, _after(thread_id, names, after)).all()
     return [tuple(row) for row in rows]
 
 
 @reads
 def segments_of(
-    conn: Connection, st: Statements, thread_id: str, blobs: Sequence[tuple[Any, ...]]
+    lane: Lane, thread_id: str, blobs: Sequence[tuple[Any, ...]]
 ) -> Mapping[str, Segments]:
     """The segments of some blobs of a thread, by namespace; each once, however many need it."""
     stops: dict[tuple[str, str, bytes], int] = defaultdict(int)
@@ -176,17 +174,15 @@ def segments_of(
     for (ns, channel, chain), stop in stops.items():
         blob = Blob(channel, "", "", None, None, chain, stop)
         of_thread = {"thread_id": thread_id, "checkpoint_ns": ns}
-        found[ns][channel, chain] = segments_below(conn, st, of_thread, blob)
+        found[ns][channel, chain] = segments_below(lane, of_thread, blob)
     return found
 
 
 @reads
-def writes_after(
-    conn: Connection, st: Statements, thread_id: str, after: tuple[Any, ...]
-) -> list[tuple[Any, ...]]:
+def writes_after(lane: Lane, thread_id: str, after: tuple[Any, ...]) -> list[tuple[Any, ...]]:
     """The next writes of a thread."""
     names = ("checkpoint_ns", "checkpoint_id", "task_id", "idx")
-    rows = conn.execute(st.WRITES_AFTER, _after(thread_id, names, after)).all()
+    rows = lane.conn.execute(lane.st.WRITES_AFTER, _after(thread_id, names, after)).all()
     return [tuple(row) for row in rows]
 
 

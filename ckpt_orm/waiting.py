@@ -22,7 +22,7 @@ from sqlalchemy.pool import StaticPool
 
 from ckpt_orm.engines import GivenEngine, LoopEngines
 from ckpt_orm.forks import after_fork
-from ckpt_orm.operations import Access
+from ckpt_orm.operations import CHANGE, WRITE, Access
 
 R = TypeVar("R")
 
@@ -41,7 +41,7 @@ class Turns:
         sqlite = (engine is not None and engine.dialect.name == "sqlite") or (
             async_engine is not None and async_engine.url.get_backend_name() == "sqlite"
         )
-        self._needs_turn: tuple[Access, ...] = (Access.WRITE, Access.CHANGE) if sqlite else ()
+        self._needs_turn: tuple[Access, ...] = (WRITE, CHANGE) if sqlite else ()
         if isinstance(engine and engine.pool, StaticPool) or (
             isinstance(async_engine, GivenEngine) and async_engine.is_static
         ):

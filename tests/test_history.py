@@ -19,6 +19,7 @@ from langgraph.checkpoint.serde.types import _DeltaSnapshot
 from sqlalchemy import URL, Engine, create_engine, event, insert, update
 
 from ckpt_orm import Checkpoint, CheckpointWrite, history
+from ckpt_orm.lanes import Lane
 from ckpt_orm.rows import Key
 
 #: What a step that wrote a DeltaChannel puts: its new version, no value.
@@ -162,7 +163,7 @@ def test_nothing_is_fetched_beyond_a_channels_own_seed(saver: Called, ready_url:
     with engine.connect() as conn:
         key = Key("t", "", id_of(target))
         statements = saver.saver._runner.statements
-        walk = history.walk.function(conn, statements, key, ("near", "log"))
+        walk = history.walk.function(Lane(conn, statements), key, ("near", "log"))
     engine.dispose()
     fetched = [channel for channel, _ in walk.steps]
     assert (fetched.count("near"), fetched.count("log")) == (2, 8)

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 from backends import BACKENDS, Called, named
 from builders import config, put
-from sqlalchemy import URL, Connection, Engine, create_engine, event
+from sqlalchemy import URL, Engine, create_engine, event
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
 from ckpt_orm import SQLAlchemySaver, declare, lanes
+from ckpt_orm.lanes import Lane
 from ckpt_orm.rows import key_of
 from ckpt_orm.statements import statements_for
 
@@ -22,13 +23,13 @@ IN_THE_CALLERS_THREAD = named([b for b in BACKENDS if b.name in ("sqlite", "psyc
 def direct(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The statements that took the short lane."""
     taken: list[Any] = []
-    original = lanes._execute_directly
+    original = Lane._execute_directly
 
-    def counted(conn: Connection, compiled: Any, *given: Any) -> Any:
+    def counted(lane: Lane, compiled: Any, *given: Any) -> Any:
         taken.append(compiled)
-        return original(conn, compiled, *given)
+        return original(lane, compiled, *given)
 
-    monkeypatch.setattr(lanes, "_execute_directly", counted)
+    monkeypatch.setattr(Lane, "_execute_directly", counted)
     return taken
 
 
@@ -108,7 +109,7 @@ def test_a_commit_that_fails_is_told_by_core_and_keeps_nothing(sqlite_url: URL) 
         )
         conn.commit()
         driver: Any = conn.connection.driver_connection
-        with pytest.raises(IntegrityError), lanes.transaction(conn, st):
+        with pytest.raises(IntegrityError), Lane(conn, st).transaction():
             driver.execute("INSERT INTO b VALUES (1)")
     with engine.connect() as conn:
         assert conn.exec_driver_sql("SELECT count(*) FROM b").scalar() == 0
@@ -141,7 +142,7 @@ def test_an_error_is_told_by_core(saver: Called, direct: list[Any]) -> None:
         **(row if st.dialect.stores_each else {"rows": "?", "payload": b""}),
     }
     with saver.engine.connect() as conn, pytest.raises(DBAPIError):
-        lanes.execute(conn, st, st.WRITES, params)
+        Lane(conn, st).execute(st.WRITES, params)
     assert [one.text for one in direct] == [str(st.WRITES.compile(dialect=saver.engine.dialect))]
 
 
@@ -152,5 +153,5 @@ def test_a_transaction_that_an_error_spoils_is_left_to_core(
     st = statements_for(saver.models, saver.engine.dialect.name)
     params = {k: v for k, v in key_of(config("t"))._asdict().items() if v is not None}
     with saver.engine.begin() as conn:
-        lanes.execute(conn, st, st.LATEST, params)
+        Lane(conn, st).execute(st.LATEST, params)
     assert len(direct) == (1 if st.dialect.forgives else 0)

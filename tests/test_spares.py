@@ -120,7 +120,7 @@ def test_threads_may_close_what_is_kept_at_once(saver: SQLAlchemySaver) -> None:
     def take_one(frame: FrameType, event: str, _: Any) -> Any:
         """Another thread, which has its turn before each line."""
         if frame.f_code is code and event == "line" and spares._idle:
-            spares._idle.pop().conn.close()
+            spares._idle.pop().lane.conn.close()
         return take_one
 
     for number in (1, 2):
@@ -198,8 +198,8 @@ def test_what_a_transaction_has_changed_is_not_kept(postgres_url: URL) -> None:
             runner: Any = saver._runner
             assert not runner._spares._idle
             assert values_of(saver, put(saver, "t", {"n": number})) == {"n": number}
-            with runner._spares.connect() as connection:
-                assert connection.connection.driver_connection.autocommit
+            with runner._spares.connect() as lane:
+                assert lane.conn.connection.driver_connection.autocommit
 
 
 def test_a_child_that_is_made_while_threads_store(postgres_url: URL) -> None:

@@ -7,7 +7,6 @@ JSON function of an application's engine ever sees one.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -71,8 +70,8 @@ class Dialect:
         older: whether a checkpoint's document has a format version below a number.
         contains: whether a document contains another, as Postgres' `@>` decides.
         in_order: an id in binary order, whatever the database's collation is.
-        snapshot: reads of one moment on a connection where several statements cost little; None
-            where each is a round trip, and one statement is better.
+        steps: whether a checkpoint is read table by table, as several statements cost little; where
+            each is a round trip, one is better.
         prepare_contains: makes `contains` available on a connection.
         single: the options of a connection that runs a single statement.
         several: the options of one that runs a transaction.
@@ -105,7 +104,7 @@ class Dialect:
     older: Callable[[Column, int], ColumnElement[bool]]
     contains: Callable[[Column, Column], ColumnElement[bool]]
     in_order: Callable[[Column], Column]
-    snapshot: Callable[[Connection], AbstractContextManager[None]] | None
+    steps: bool
     prepare_contains: Callable[[Connection], None]
     single: dict[str, Any]
     several: dict[str, Any]
@@ -194,7 +193,7 @@ POSTGRES = Dialect(
     older=lambda document, number: _at(document, "v") < text(f"'{number}'::jsonb"),
     contains=lambda document, part: document.op("@>")(cast(part, JSONB)),
     in_order=lambda column: column.collate("C"),
-    snapshot=None,
+    steps=False,
     prepare_contains=lambda connection: None,
     single={"isolation_level": "AUTOCOMMIT"},
     several={"isolation_level": "READ COMMITTED"},
@@ -217,26 +216,6 @@ def _sqlite_entry(document: Column, key: str, name: Column, wanted: Column | Non
     value = cast(entries.c.value, Text) if wanted is None else wanted
     # Nested where it is used: only its own table is its FROM.
     return select(value).where(entries.c.key == name).correlate_except(entries)
-
-
-class _Snapshot:
-    """A transaction for reads, unless one is open. (A generator would cost each of them more.)"""
-
-    __slots__ = ("_begins", "_cursor")
-
-    def __init__(self, connection: Connection) -> None:
-        self._cursor: Any = connection.connection.cursor()
-        self._begins = not self._cursor.connection.in_transaction
-
-    def __enter__(self) -> None:
-        # sqlite3 begins before writes only. Straight on the driver: Core would not let it begin.
-        if self._begins:
-            self._cursor.execute("BEGIN")
-
-    def __exit__(self, *error: object) -> None:
-        if self._begins:
-            self._cursor.execute("ROLLBACK")
-        self._cursor.close()
 
 
 def _json_elements(name: str) -> TableValuedAlias:
@@ -273,7 +252,7 @@ SQLITE = Dialect(
     older=lambda document, number: func.json_extract(document, constant("$.v")) < text(str(number)),
     contains=lambda document, part: func.ckpt_orm_contains(cast(document, Text), part) == text("1"),
     in_order=lambda column: column,
-    snapshot=_Snapshot,
+    steps=True,
     prepare_contains=_register_contains,
     single={},
     several={},

@@ -218,7 +218,7 @@ class Reading:
         ).select_from(target.join(named, true()))
         # Without DISTINCT, SQLite would go through all blobs of the thread, and through the JSON
         # again for each of them.
-        once = several or self.dialect.snapshot is not None
+        once = several or self.dialect.steps
         versions = (query.distinct() if once else query).cte("versions")
         key = {column.name: versions.c[column.name] for column in own_key(self.blobs)}
         same = and_(*(self.blobs.c[name] == key[name] for name in key))
