@@ -154,11 +154,12 @@ class Codec:
                 inline[channel] = documents.packed(value, pack)
             elif is_new or small:
                 blobs.append(self._blob(channel, version, value))
-        blobs.extend(
-            self._empty(channel, _version_of(channel, versions, new_versions))
-            for channel in new_versions
-            if channel not in values
-        )
+        if not new_versions.keys() <= values.keys():
+            blobs.extend(
+                self._empty(channel, _version_of(channel, versions, new_versions))
+                for channel in new_versions
+                if channel not in values
+            )
         return inline, blobs
 
     def _empty(self, channel: str, version: str | int | float) -> Blob:

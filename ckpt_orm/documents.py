@@ -19,7 +19,7 @@ import json
 import math
 from base64 import b64decode, b64encode
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from ckpt_orm.errors import CheckpointError
@@ -43,8 +43,11 @@ _BARE: dict[type, Callable[[Any], Any]] = {
     float: float.__float__,
 }
 
-#: Made once: `json.dumps` makes one for each call that is not its default.
-_ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+#: Made once: `json.dumps` makes one for each call that is not its default. It does not look for
+#: what contains itself, which ends as what nests too deeply does.
+_ENCODER = json.JSONEncoder(
+    ensure_ascii=False, allow_nan=False, check_circular=False, separators=(",", ":")
+)
 
 #: Turns a value into the (tag, payload) that stands for it.
 Pack = Callable[[Any], tuple[str, bytes]]
@@ -164,31 +167,21 @@ def _check(document: Mapping[Any, Any]) -> None:
     """Refuse what JSON does not hold of what it has made a text of, but for what is in strings."""
     level: list[Any] = [document]
     for _ in range(DEEPEST):
-        held = map(_inside, level)
-        level = [value for values in held if not _are_words(values) for value in values]
-        if not level:
+        inside: list[Any] = []
+        for value in level:
+            kind = type(value)
+            if kind is dict and _NAMES.issuperset(map(type, value)) and _RESERVED.isdisjoint(value):
+                value = value.values()
+            elif kind is not list:
+                if kind is not str and not fits(value):
+                    raise TypeError(kind.__name__)
+                continue
+            if not _WORDS.issuperset(map(type, value)):
+                inside += value
+        if not inside:
             return
+        level = inside
     raise RecursionError
-
-
-def _inside(value: Any) -> Collection[Any]:
-    """What a container holds, and a scalar does not.
-
-    Raises:
-        TypeError: for what JSON does not hold.
-    """
-    kind = type(value)
-    if kind is list:
-        return value  # type: ignore[no-any-return]
-    if kind is dict and _NAMES.issuperset(map(type, value)) and _RESERVED.isdisjoint(value):
-        return value.values()  # type: ignore[no-any-return]
-    if kind is str or fits(value):
-        return ()
-    raise TypeError(kind.__name__)
-
-
-def _are_words(values: Collection[Any]) -> bool:
-    return _WORDS.issuperset(map(type, values))
 
 
 #: The type of names, and the types of what JSON holds whatever the value.
