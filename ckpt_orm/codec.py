@@ -96,7 +96,7 @@ class Codec:
         # Only LangGraph's own plain serializer is known to hide nothing, and so what compresses
         # its payloads. With any other one, an encrypting one above all, no value is left readable
         # in the document.
-        inner = innermost(serde)
+        inner = innermost(self._plain)
         is_langgraphs = type(inner).dumps_typed is JsonPlusSerializer.dumps_typed
         self.inlines = is_langgraphs and "dumps_typed" not in vars(inner)
 
@@ -171,8 +171,6 @@ class Codec:
 
     def compressed(self, rows: PutRows) -> PutRows:
         """The rows of a put, with what of them is stored whole compressed, by a serde that does."""
-        if self.zstd is None:
-            return rows
         logs = rows.logs or [None] * len(rows.blobs)
         blobs = [
             self._smaller(blob) if log is None else blob
@@ -185,7 +183,8 @@ class Codec:
             tag, payload = self._dumps(value)
         except REFUSALS as error:
             raise self._refusal(f"channel {channel!r}", value, error) from error
-        return Blob(channel, version_key(version), tag, payload, xxh3_128_digest(payload))
+        key = version if type(version) is str else version_key(version)
+        return Blob(channel, key, tag, payload, xxh3_128_digest(payload))
 
     def _smaller(self, blob: Blob) -> Blob:
         tag, payload = self._smallest(blob.type, blob.blob or b"")

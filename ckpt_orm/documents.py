@@ -78,7 +78,8 @@ def fits(value: object) -> bool:
     """Whether a value is a JSON scalar of exact type that comes back as it was."""
     kind = type(value)
     if kind is str:
-        return fits_text(value)  # type: ignore[arg-type]
+        text: str = value  # type: ignore[assignment]
+        return "\x00" not in text if text.isascii() else fits_text(text)
     if kind is int:
         return value.bit_length() <= MAX_INT_BITS  # type: ignore[attr-defined, no-any-return]
     if kind is float:
@@ -151,7 +152,9 @@ def exact(document: Mapping[Any, Any], ready: Mapping[str, Any]) -> str | None:
 
     The rule of this file without making a copy first; what is in strings is told by the text.
     """
-    rest = {name: document[name] for name in document if name not in ready}
+    rest = document
+    if ready:
+        rest = {name: value for name, value in document.items() if name not in ready}
     try:
         text = _ENCODER.encode({**document, **ready})  # first, since it ends where one is endless
         _check(rest)

@@ -242,7 +242,8 @@ class SQLAlchemySaver(Lifetime, Finding, Removing, Upkeep, BaseCheckpointSaver[s
     def _encode_put(self, config: RunnableConfig, *given: Any) -> PutRows:
         codec = Codec(self.serde, encodings=self._encodings)
         rows = self._runner.logs.split(codec.encode_put(config, *given), eager=codec.zstd is None)
-        rows = codec.compressed(rows)
+        if codec.zstd is not None:
+            rows = codec.compressed(rows)
         return rows._replace(filled=self._filled(config)) if self._has_own else rows
 
     def put_writes(
