@@ -102,24 +102,44 @@ class SchemaNotReady(SchemaError):
         wanted: the revision this release needs.
         schema: the schema that was looked at, None for the connection's default.
         prefix: what the names of the tables begin with.
+        database: which database was looked at, in words.
+        is_blank: whether that is a file which holds nothing at all.
     """
 
     def __init__(
-        self, found: str | None, wanted: str, schema: str | None = None, prefix: str = ""
+        self,
+        found: str | None,
+        wanted: str,
+        schema: str | None = None,
+        prefix: str = "",
+        database: str = "",
+        is_blank: bool = False,
     ) -> None:
-        super().__init__(found, wanted, schema, prefix)
+        super().__init__(found, wanted, schema, prefix, database, is_blank)
 
     def __str__(self) -> str:
-        found, wanted, schema, prefix = self.args
+        found, wanted, schema, prefix, database, is_blank = self.args
         where = f" in schema {schema!r}" if schema else ""
         state = f"are at revision {found}" if found else "are not set up"
         options = (f" --schema {schema}" if schema else "") + (
             f" --prefix {prefix}" if prefix else ""
         )
         return (
-            f"the checkpoint tables{where} {state}, this release needs {wanted}: "
+            f"the checkpoint tables{where}{_in(database)} {state}, this release needs {wanted}: "
             f"run `ckpt-orm upgrade{options}`, or once `saver.setup()` or `await saver.asetup()`"
+            + (_BLANK if is_blank else "")
         )
+
+
+#: What to do where it may be the name that is wrong, of which SQLite has made a file.
+_BLANK = (
+    "; the file holds nothing, and SQLite makes such a file of a name that is mistyped: if so, "
+    "correct the name and remove that file"
+)
+
+
+def _in(database: str) -> str:
+    return f" in {database}" if database else ""
 
 
 class ModelsNotReady(SchemaNotReady):
@@ -127,16 +147,19 @@ class ModelsNotReady(SchemaNotReady):
 
     Args:
         problem: what is missing, in words.
+        database: which database was looked at, in words.
+        is_blank: whether that is a file which holds nothing at all.
     """
 
-    def __init__(self, problem: str) -> None:
-        SchemaError.__init__(self, problem)
+    def __init__(self, problem: str, database: str = "", is_blank: bool = False) -> None:
+        SchemaError.__init__(self, problem, database, is_blank)
 
     def __str__(self) -> str:
+        problem, database, is_blank = self.args
         return (
-            f"{self.args[0]}: it belongs to models of your own, which your own revisions make: run "
-            "`alembic revision --autogenerate` and `alembic upgrade head`, or in a test "
-            "`models.metadata.create_all(engine)`"
+            f"{problem}{_in(database)}: it belongs to models of your own, which your own revisions "
+            "make: run `alembic revision --autogenerate` and `alembic upgrade head`, or in a test "
+            "`models.metadata.create_all(engine)`" + (_BLANK if is_blank else "")
         )
 
 

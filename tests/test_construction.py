@@ -37,7 +37,7 @@ from ckpt_orm import (
     WrongEngine,
 )
 from ckpt_orm.engines import create
-from ckpt_orm.errors import MissingExtra
+from ckpt_orm.errors import MissingExtra, ModelsNotReady
 
 SYNC_DRIVERS = ["sqlite", "sqlite+pysqlite", "postgresql", "postgresql+psycopg"]
 ASYNC_DRIVERS = ["sqlite+aiosqlite", "postgresql+psycopg_async", "postgresql+asyncpg"]
@@ -465,6 +465,8 @@ ERRORS: list[CheckpointError] = [
     UnsupportedDialect("mysql"),
     MissingExtra("zstd", "zstandard"),
     SchemaNotReady("ckpt_orm_0001", "ckpt_orm_0002", "s", "p_"),
+    SchemaNotReady(None, "ckpt_orm_0002", None, "", "the file '/a.db'", True),
+    ModelsNotReady("table 'agents' is missing", "the file '/a.db'", True),
     CorruptCheckpoint("checkpoint_blobs ('t',)", "problem"),
     DatabaseError("put", "57014", "QueryCanceled"),
     DatabaseUnavailable("put", "08006", "OperationalError"),

@@ -11,6 +11,7 @@ from sqlalchemy import Connection, text
 
 from ckpt_orm.errors import SchemaNotReady, UnsupportedDialect
 from ckpt_orm.migrations.place import Place, quoted
+from ckpt_orm.migrations.whereabouts import database_of, is_blank
 
 #: Every revision of this release, oldest first.
 REVISIONS = ("ckpt_orm_0001", "ckpt_orm_0002", "ckpt_orm_0003", "ckpt_orm_0004")
@@ -47,7 +48,8 @@ def check(connection: Connection, *, schema: str | None = None, prefix: str = ""
     found = current(connection, schema=schema, prefix=prefix)
     if not reached(found, HEAD):
         place = Place.on(connection, schema, prefix)
-        raise SchemaNotReady(found, HEAD, place.schema, place.prefix)
+        where = database_of(connection, place), is_blank(connection, place)
+        raise SchemaNotReady(found, HEAD, place.schema, place.prefix, *where)
 
 
 def is_adopted(connection: Connection, schema: str | None = None, prefix: str = "") -> bool:

@@ -16,6 +16,7 @@ from ckpt_orm.errors import ModelsNotReady
 from ckpt_orm.migrations.place import Place
 from ckpt_orm.migrations.run import setup
 from ckpt_orm.migrations.state import check, is_adopted
+from ckpt_orm.migrations.whereabouts import database_of, is_blank
 from ckpt_orm.models import Models
 
 
@@ -29,7 +30,8 @@ def check_models(connection: Connection, models: Models) -> None:
     if models.are_packaged:
         check(connection, schema=schema, prefix=prefix)
     elif problem := next(_problems(connection, models), None):
-        raise ModelsNotReady(problem)
+        place = Place.on(connection, schema, "")
+        raise ModelsNotReady(problem, database_of(connection, place), is_blank(connection, place))
 
 
 def setup_models(connection: Connection, models: Models) -> None:
