@@ -46,11 +46,16 @@ class BadURL(InvalidConfig):
     def __init__(self, problem: str) -> None:
         super().__init__(problem)
 
-    def __str__(self) -> str:
+    @property
+    def advice(self) -> str:
+        """What is wrong and how to write it, for whoever has a URL and no engine."""
         return (
             f"the database's URL {self.args[0]}: write postgresql://user:password@host/name, or "
-            "sqlite:///file.db (for an engine there is SQLAlchemySaver(engine))"
+            "sqlite:///file.db"
         )
+
+    def __str__(self) -> str:
+        return f"{self.advice} (for an engine there is SQLAlchemySaver(engine))"
 
 
 class WrongEngine(CheckpointError, RuntimeError):
@@ -217,7 +222,8 @@ class DataWouldBeLost(SchemaError):
         return (
             f"the downgrade would drop table {table!r}, which has rows; "
             f"nothing was changed: {remedy}, "
-            "or pass `--delete-data` (to alembic: `-x delete-data=yes`)"
+            "or pass `--delete-data` (to alembic: `-x delete-data=yes`, to "
+            "`migrations.downgrade`: `delete_data=True`)"
         )
 
 

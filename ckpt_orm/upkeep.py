@@ -204,7 +204,7 @@ class Upkeep(BaseCheckpointSaver[str]):
         grace: timedelta,
         on_progress: Callable[[Report], object] | None,
     ) -> Steps[Report]:
-        before = datetime.now(timezone.utc) - grace if repair else None
+        before = _ago(grace) if repair else None
         return verifying.verify(Codec(self.serde), before, on_progress, payloads=payloads)
 
     def _plan(self, policy: Retention, batch: int) -> Plan:
@@ -234,3 +234,11 @@ class Upkeep(BaseCheckpointSaver[str]):
                 result = await self._runner.arun(operation, *arguments)
         except StopIteration as end:
             return end.value  # type: ignore[no-any-return]
+
+
+def _ago(grace: timedelta) -> datetime:
+    """When it began; the beginning of time, before which nothing was, where it is as long."""
+    try:
+        return datetime.now(timezone.utc) - grace
+    except OverflowError:
+        return datetime.min.replace(tzinfo=timezone.utc)

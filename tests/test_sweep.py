@@ -729,10 +729,13 @@ def test_the_command_sweeps(saver: Called, ready_url: URL) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "says"),
     [
-        ([], 1, "would delete nothing"),
-        (["--keep-last", "0"], 1, "keep_last is 0"),
+        ([], 2, "pass --keep-last, --max-age, --every or --idle-after"),
+        (["--keep-source", "loop"], 2, "this would delete nothing: pass --keep-last"),
+        (["--keep-last", "0"], 2, "Invalid value for '--keep-last'"),
+        (["--every", "-1"], 2, "Invalid value for '--every'"),
         (["--max-age", "soon"], 2, "--max-age 'soon' is no duration: write 90m"),
-        (["--keep-last", "1", "--batch", "0"], 1, "batch is 0"),
+        (["--idle-after", "9" * 30 + "d"], 2, "write a shorter one"),
+        (["--keep-last", "1", "--batch", "0"], 2, "Invalid value for '--batch'"),
     ],
 )
 def test_the_command_refuses_what_makes_no_sense(
@@ -742,6 +745,7 @@ def test_the_command_refuses_what_makes_no_sense(
     failed = run("sweep", *arguments, url=sqlite_url)
     assert failed.exit_code == code
     assert says in failed.stderr
+    assert not any(name in failed.stderr for name in ("keep_last", "idle_after", "keep_source"))
 
 
 def test_the_command_needs_a_database_that_is_set_up(sqlite_url: URL) -> None:

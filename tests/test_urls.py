@@ -157,4 +157,5 @@ def test_the_commands(command: list[str], url: str) -> None:
     assert done.stderr.startswith("ckpt-orm")
     assert "postgresql" in done.stderr
     assert "Traceback" not in done.output
+    assert "SQLAlchemySaver" not in done.output
     assert SECRET not in done.output

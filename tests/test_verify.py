@@ -214,6 +214,11 @@ def test_a_repair_waits_until_a_thread_is_quiet(saver: Called, ready_url: URL) -
     assert rows(ready_url) == held
 
 
+def test_a_repair_may_wait_for_ever(saver: Called, ready_url: URL) -> None:
+    orphans(saver, ready_url)
+    assert saver.verify(repair=True, grace=timedelta.max).repaired == 0
+
+
 def test_a_run_whose_writes_come_first_is_left_alone(saver: Called) -> None:
     fresh = put(saver, "other", {})  # an id of now, as a run would have
     saver.put_writes(config("t", "", id_of(fresh)), [("n", 1)], "task")

@@ -18,14 +18,33 @@ from ckpt_orm.migrations.compare import differences
 from ckpt_orm.migrations.locks import exclusively
 from ckpt_orm.migrations.place import Place
 from ckpt_orm.migrations.run import configuration, script
+from ckpt_orm.urls import DRIVERS
+from ckpt_orm.version import __version__
 
 app = typer.Typer(
-    help="Set up and look after the tables in which LangGraph's checkpoints are stored.",
     no_args_is_help=True,
     # A traceback with its variables would print the URL, and the password in it.
     pretty_exceptions_enable=False,
 )
 To = Annotated[str, typer.Argument(help="A revision, or 'head', or 'base'.")]
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        out.print(f"ckpt-orm {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def main(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the release and exit."
+        ),
+    ] = False,
+) -> None:
+    """Set up and look after the tables in which LangGraph's checkpoints are stored."""
 
 
 @app.command()
@@ -120,6 +139,8 @@ def sql(
     """Print the SQL of an upgrade, or of a downgrade where `to` is older than `--since`."""
     from alembic import command
 
+    if dialect not in DRIVERS:
+        fail(f"--dialect {dialect!r} is none that there is: write {' or '.join(DRIVERS)}", 2)
     with failures(1):
         start, end = (_position(revision) for revision in (since, to))
         run = command.upgrade if start <= end else command.downgrade

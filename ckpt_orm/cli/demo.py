@@ -32,6 +32,7 @@ from ckpt_orm import SQLAlchemySaver
 from ckpt_orm.cli import demo_agent
 from ckpt_orm.cli.demo_agent import APPROVED, REQUEST, URL, WAITING, Journal, build, config_of
 from ckpt_orm.cli.demo_claims import Evidence, answers_stored, id_of, verify
+from ckpt_orm.cli.shared import told
 from ckpt_orm.engines import create, in_memory
 from ckpt_orm.errors import CheckpointError
 from ckpt_orm.models import Checkpoint, CheckpointWrite
@@ -78,8 +79,7 @@ def demo(
             seen = evidence_on(engine, Path(folder) / "journal")
             held = Story(Console(highlight=False), seen, url).tell(keep)
     except (CheckpointError, SQLAlchemyError, ModuleNotFoundError, OSError, Stalled) as error:
-        # Of a driver's error only its own words: SQLAlchemy's would repeat the statement.
-        typer.echo(f"ckpt-orm demo: {str(getattr(error, 'orig', error)).strip()}", err=True)
+        typer.echo(f"ckpt-orm demo: {told(error)}", err=True)
         raise typer.Exit(1) from None
     if not held:
         raise typer.Exit(1)

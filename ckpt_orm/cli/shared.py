@@ -87,20 +87,28 @@ def failures(unreachable: int) -> Iterator[None]:
 
     try:
         yield
-    except (DatabaseUnavailable, BadURL, WrongEngine) as error:
-        fail(str(error), unreachable)
+    except (DatabaseUnavailable, BadURL, WrongEngine, ModuleNotFoundError) as error:
+        fail(told(error), unreachable)
     except (CheckpointError, CommandError) as error:
-        fail(str(error), 1)
-    except ModuleNotFoundError as error:
-        fail(f"the driver {error.name!r} is not installed", unreachable)
+        fail(told(error), 1)
     except BrokenPipeError:  # whoever reads the output has seen enough
         raise
     except Exception as error:
         if not (isinstance(error, (SQLAlchemyError, OSError)) or is_bare(error)):
             raise
-        # Of a driver's error only its own words: SQLAlchemy's would repeat the statement.
-        reason = reason_of(error, code_of(error))
-        fail(reason or str(getattr(error, "orig", error)).strip(), unreachable)
+        fail(told(error), unreachable)
+
+
+def told(error: Exception) -> str:
+    """What an error says on a command line."""
+    if isinstance(error, BadURL):
+        return error.advice
+    if isinstance(error, ModuleNotFoundError):
+        return f"the driver {error.name!r} is not installed"
+    if isinstance(error, CheckpointError):
+        return str(error)
+    # Of a driver's error only its own words: SQLAlchemy's would repeat the statement.
+    return reason_of(error, code_of(error)) or str(getattr(error, "orig", error)).strip()
 
 
 def fail(message: str, code: int) -> NoReturn:

@@ -34,12 +34,12 @@ def sweep(
     schema: Schema = None,
     prefix: Prefix = "",
     keep_last: Annotated[
-        int | None, typer.Option(help="Keep the newest ones of each namespace.")
+        int | None, typer.Option(min=1, help="Keep the newest ones of each namespace.")
     ] = None,
     max_age: Annotated[
         str | None, typer.Option(help="Keep those that are younger: 30d, 12h, 90m.")
     ] = None,
-    every: Annotated[int | None, typer.Option(help="Keep those of every n-th step.")] = None,
+    every: Annotated[int | None, typer.Option(min=1, help="Keep those of every n-th step.")] = None,
     keep_source: Annotated[
         list[str] | None, typer.Option(help="Keep those made by input, loop, update or fork.")
     ] = None,
@@ -50,11 +50,15 @@ def sweep(
         str | None, typer.Option(help="Delete threads whole whose newest one is older: 90d.")
     ] = None,
     thread: Annotated[str | None, typer.Option(help="Only these threads: 'user-*'.")] = None,
-    batch: Annotated[int, typer.Option(help="Checkpoints that a transaction deletes.")] = BATCH,
+    batch: Annotated[
+        int, typer.Option(min=1, help="Checkpoints that a transaction deletes.")
+    ] = BATCH,
     dry_run: DryRun = False,
     as_json: AsJson = False,
 ) -> None:
     """Delete checkpoints that a retention policy does not keep, in small transactions."""
+    if all(limit is None for limit in (keep_last, max_age, every, idle_after)):
+        fail("this would delete nothing: pass --keep-last, --max-age, --every or --idle-after", 2)
     with failures(1):
         policy = Retention(
             keep_last=keep_last,
@@ -208,4 +212,7 @@ def _duration(option: str, text: str | None) -> timedelta | None:
     found = re.fullmatch(r"(\d+)([smhdw])", text)
     if found is None:
         fail(f"{option} {text!r} is no duration: write 90m, 12h, 30d or 8w", 2)
-    return timedelta(**{UNITS[found[2]]: int(found[1])})
+    try:
+        return timedelta(**{UNITS[found[2]]: int(found[1])})
+    except OverflowError:
+        fail(f"{option} {text[:40]!r} is longer than time can be counted: write a shorter one", 2)

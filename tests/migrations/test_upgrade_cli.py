@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from test_upgrade_chain import fill
 from test_upgrade_offline import dump, psql
 from typer.testing import CliRunner
 
+import ckpt_orm
 from ckpt_orm import migrations
 from ckpt_orm.cli.commands import app
 from ckpt_orm.migrations import HEAD, REVISIONS
@@ -262,6 +264,19 @@ def test_every_command_has_help() -> None:
         assert f" {command} " in listed
         if command != "demo":
             assert "--help" in printed(command, "--help")
+
+
+def test_it_tells_its_release() -> None:
+    assert printed("--version") == f"ckpt-orm {ckpt_orm.__version__}\n"
+    assert "--version" in printed("--help")
+    assert version("ckpt-orm") == ckpt_orm.__version__
+
+
+def test_sql_of_another_database() -> None:
+    done = run("sql", "--dialect", "mysql")
+    assert done.exit_code == 2
+    assert done.stdout == ""
+    assert "write postgresql or sqlite" in done.stderr
 
 
 def test_without_the_extra_it_says_how_to_get_it(tmp_path: Path) -> None:
