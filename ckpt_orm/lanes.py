@@ -164,8 +164,12 @@ class Lane:
 
     def _execute_directly(self, compiled: Compiled, given: Any) -> Sequence[Any]:
         # The parameters were made in the caller's context, which a coroutine does not have.
+        if self.cursor is not None:
+            self.cursor.execute(compiled.text, given)
+            found: Sequence[Any] = self.cursor.fetchall() if compiled.returns_rows else ()
+            return found
         conn = self.conn
-        cursor: Any = self.cursor or conn.connection.cursor()
+        cursor: Any = conn.connection.cursor()
         try:
             if conn.dialect.is_async and conn.dialect.driver in PIPELINES:
                 return await_only(_executed(cursor._cursor, compiled, given))
@@ -174,8 +178,7 @@ class Lane:
             cursor.execute(compiled.text, given)
             return cast("Sequence[Any]", cursor.fetchall()) if compiled.returns_rows else ()
         finally:
-            if cursor is not self.cursor:
-                cursor.close()
+            cursor.close()
 
     def _tell(self, compiled: Compiled, error: Exception, *, again: bool = True) -> None:
         """Raise a driver's error as Core would, where Core must not meet it again.

@@ -152,7 +152,7 @@ class Runner:
         with translated(operation.name):
             once = partial(self._run_once, engine, operation, *args, **kwargs)
             try:
-                if self._combines(operation, engine):
+                if operation.combines and self._may_combine(engine):
                     call = Call(operation, args)
                     return self._lines.threads.run(call, once, self._store_once)
                 return once()
@@ -171,7 +171,7 @@ class Runner:
         with translated(operation.name):
             once = partial(self._arun_once, operation, *args, **kwargs)
             try:
-                if self._combines(operation, await self._sync_half()):
+                if operation.combines and self._may_combine(await self._sync_half()):
                     line = self._lines.here()
                     return await line.run(Call(operation, args), once, self._astore_once)
                 return await once()
@@ -186,7 +186,7 @@ class Runner:
         """Run an operation in a thread; those that are combined in one, rather than in one each."""
         engine = self._sync_engine()
         run = partial(in_thread, partial(self.run, operation, *args, **kwargs))
-        if not self._combines(operation, engine):
+        if not (operation.combines and self._may_combine(engine)):
             return await run()
         return await self._lines.here().run(
             Call(operation, args), run, lambda batch: in_thread(partial(self._store_once, batch))
@@ -196,11 +196,10 @@ class Runner:
         engine = await cast("LoopEngines | GivenEngine", self.async_engine).current()
         return engine.sync_engine
 
-    def _combines(self, operation: Operation[P, R], engine: Engine) -> bool:
-        """Whether an operation may run together with others; the first one looks at the schema."""
+    def _may_combine(self, engine: Engine) -> bool:
+        """Whether operations may run together with others; the first one looks at the schema."""
         # What is kept between calls is not prepared for each of them.
-        is_kept = self._spares is not None
-        return operation.combines and self._ready and (is_kept or not is_prepared(engine))
+        return self._ready and (self._spares is not None or not is_prepared(engine))
 
     def _run_once(
         self, engine: Engine, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs
@@ -230,7 +229,8 @@ class Runner:
         if conn.in_transaction():
             conn.commit()  # a listener to `engine_connect` has executed something
         if access in self._alone:
-            self._set_alone(conn)
+            if dialect.single:
+                self._set_alone(conn)
             return self.execute(lane, operation, *args, **kwargs)
         if dialect.several:
             set_options(conn, dialect.several)
@@ -239,9 +239,8 @@ class Runner:
 
     def _set_alone(self, conn: Connection) -> None:
         """What a connection needs for a single statement."""
-        single = self.statements.dialect.single
-        if single and not conn.get_execution_options().get(AUTOCOMMITS):
-            set_options(conn, single)
+        if not conn.get_execution_options().get(AUTOCOMMITS):
+            set_options(conn, self.statements.dialect.single)
 
     def _store_once(self, batch: Batch) -> Batch:
         engine = self._sync_engine()

@@ -26,6 +26,8 @@ from ckpt_orm.operations import CHANGE, WRITE, Access
 
 R = TypeVar("R")
 
+_NO_TURN = nullcontext()
+
 
 class Turns:
     """Callers who take turns, since the database would have them poll: on one SQLite connection.
@@ -58,12 +60,12 @@ class Turns:
 
     def take(self, access: Access) -> Any:
         """A context for a sync caller."""
-        return self._lock if access in self._needs_turn else nullcontext()
+        return self._lock if access in self._needs_turn else _NO_TURN
 
     def atake(self, access: Access) -> Any:
         """A context for a caller on the running loop."""
         if access not in self._needs_turn:
-            return nullcontext()
+            return _NO_TURN
         return self._locks.setdefault(asyncio.get_running_loop(), asyncio.Lock())
 
 
