@@ -188,8 +188,9 @@ class Lately(Generic[K, W]):
 
     def keep(self, key: K, found: W) -> None:
         """Keep something, as used last."""
+        before = self._new.get(key)
         self._new[key] = found
-        self._size += found.weight
+        self._size += found.weight - (0 if before is None else before.weight)
         if self._size > self._half:
             self._old, self._new, self._size = self._new, {}, 0
 

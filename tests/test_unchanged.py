@@ -103,10 +103,12 @@ def same(encodings: Encodings, messages: list[Any]) -> None:
 
 @given(st.data())
 def test_any_history_of_a_list_is_encoded_as_the_serde_does(data: st.DataObject) -> None:
-    encodings = Encodings(data.draw(st.sampled_from([15_000, 1_000_000])), shortest=1)
+    most_bytes = data.draw(st.sampled_from([15_000, 1_000_000]))
+    encodings = Encodings(most_bytes, shortest=1, stretch=data.draw(st.integers(1, 3)))
     messages: list[Any] = data.draw(st.lists(MESSAGES, min_size=1, max_size=5))
     for _ in range(data.draw(st.integers(2, 12))):
-        same(encodings, messages)
+        for _ in range(data.draw(st.sampled_from([1, 4]))):
+            same(encodings, messages)
         what = data.draw(st.sampled_from(["nothing", "add", "drop", "change", "copy", "turn"]))
         at = data.draw(st.integers(0, len(messages) - 1))
         if what == "add":
@@ -122,9 +124,9 @@ def test_any_history_of_a_list_is_encoded_as_the_serde_does(data: st.DataObject)
 
 
 def known(*messages: Any) -> tuple[Encodings, list[Any]]:
-    """Messages that were encoded often enough to be known."""
-    encodings, found = Encodings(shortest=1), list(messages)
-    for _ in range(3):
+    """Messages that were encoded often enough to be known, and to be what a list began with."""
+    encodings, found = Encodings(shortest=1, stretch=1), list(messages)
+    for _ in range(4):
         same(encodings, found)
     return encodings, found
 
@@ -251,6 +253,34 @@ def test_the_same_objects_may_be_another_message(change: Callable[[Any], None]) 
     same(encodings, found)
 
 
+def test_a_field_may_go_from_one_message_to_the_next() -> None:
+    """All names and all values, one behind the other, are the same then."""
+    first, second = ToolMessage("a", tool_call_id="1"), HumanMessage("b")
+    encodings, found = known(first, second)
+    name, value = list(first.__dict__.items())[-1]
+    fields = {name: value, **second.__dict__}
+    del first.__dict__[name]
+    second.__dict__.clear()
+    second.__dict__.update(fields)
+    same(encodings, found)
+
+
+@pytest.mark.parametrize("stretch", [1, 2, 3])
+def test_what_a_list_began_with_may_end_earlier_change_or_go_on(stretch: int) -> None:
+    encodings = Encodings(shortest=1, stretch=stretch)
+    messages: list[Any] = [AIMessage(f"{n}", response_metadata={"n": n % 2}) for n in range(9)]
+    for number in (3, 3, 3, 4, 5, 5, 9, 9, 9, 4, 9, 1, 9):
+        same(encodings, messages[:number])
+    for number, message in enumerate(messages):
+        same(encodings, messages)
+        same(encodings, messages)
+        message.response_metadata["n"] = bool(number % 2)
+        same(encodings, messages)
+    other = [*messages[:4], HumanMessage("fork"), *messages[5:]]
+    for found in (other, messages, other, other, messages[1:], messages):
+        same(encodings, found)
+
+
 #: What a node may do to a list and its first message while they are encoded.
 MEANWHILE: dict[str, Callable[[list[Any]], object]] = {
     "a field": lambda found: setattr(found[0], "content", "changed"),
@@ -365,11 +395,12 @@ def test_no_more_is_kept_than_it_is_told(calls: int) -> None:
 
 
 def test_threads_may_encode_at_once() -> None:
-    encodings = Encodings(50_000, shortest=1)
+    encodings = Encodings(400_000, shortest=1, stretch=2)
     messages: list[AnyMessage] = [HumanMessage(f"{n}" * 40) for n in range(60)]
-    expected = {n: SERDE.dumps_typed(messages[n:]) for n in range(50)}
+    lists = [messages[n:] for n in range(10)] + [messages[: 60 - n] for n in range(40)]
+    expected = [SERDE.dumps_typed(found) for found in lists]
     with ThreadPoolExecutor(8) as pool:
-        found = pool.map(lambda n: encodings.dumps(SERDE, messages[n % 50 :]), range(800))
+        found = pool.map(lambda n: encodings.dumps(SERDE, lists[n % 50]), range(800))
         assert all(one == expected[n % 50] for n, one in enumerate(found))
 
 
