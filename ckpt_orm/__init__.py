@@ -32,7 +32,7 @@ What is public is named here. To read the code, follow a call:
     compacting   a value where a DeltaChannel had to be rebuilt
     upkeep       the saver's methods for an operator
     models       the tables, as declarative models
-    urls         a URL as somebody wrote it
+    urls, options    a URL as somebody wrote it
     names        what a schema and a prefix may be
     columns      an application's own columns on them
     migrations   the revisions that create and change them

@@ -8,7 +8,7 @@ application's, and nothing is set on it. No session state is left on a connectio
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from typing import TYPE_CHECKING, Any, cast
 from weakref import WeakKeyDictionary, ref
 
@@ -17,6 +17,7 @@ from sqlalchemy.pool import Pool, QueuePool, SingletonThreadPool, StaticPool
 
 from ckpt_orm.errors import InvalidConfig, WrongEngine
 from ckpt_orm.modes import outside
+from ckpt_orm.options import check_options
 from ckpt_orm.statements import dialect_named
 from ckpt_orm.urls import parse
 
@@ -76,16 +77,17 @@ def create(url: str | URL, pooler: str | None = None, **kwargs: Any) -> Engine |
     A memory database is always served by a sync engine, which is not bound to a loop.
 
     Raises:
-        BadURL: where the URL cannot be read.
+        BadURL: where the URL cannot be read, or its driver does not take its options.
         UnsupportedDialect: for a database other than SQLite and Postgres.
         InvalidConfig: for a pool that is none.
         WrongEngine: for a driver that is not there, or a pooler that it does not work with.
     """
     url = _with_driver(parse(url))
     _check_installed(url)
+    check_options(url)
     _check_pool(kwargs.get("pool"))
     arguments = {
-        **CONNECT_ARGS.get(url.get_driver_name(), {}),
+        **_defaults(url),
         **_pooler_args(url, pooler),
         **(kwargs.pop("connect_args", None) or {}),
     }
@@ -106,8 +108,21 @@ def create(url: str | URL, pooler: str | None = None, **kwargs: Any) -> Engine |
     if url.get_dialect().is_async:
         return LoopEngines(url, kwargs)
     engine = create_engine(url, **kwargs)
-    tune(engine)
+    _tune(engine, _patience(url, arguments))
     return engine
+
+
+def _defaults(url: URL) -> dict[str, Any]:
+    """What a new connection is given besides what the URL says, over which arguments would win."""
+    defaults = CONNECT_ARGS.get(url.get_driver_name(), {})
+    return {name: value for name, value in defaults.items() if name not in url.query}
+
+
+def _patience(url: URL, arguments: Mapping[str, Any]) -> int:
+    """Milliseconds that a SQLite connection is asked to wait for another one."""
+    if url.get_backend_name() != "sqlite":
+        return BUSY_TIMEOUT
+    return int(float(arguments.get("timeout", url.query.get("timeout"))) * 1000)
 
 
 #: The extra that installs a driver.
@@ -200,6 +215,10 @@ def tune(engine: Engine | AsyncEngine) -> None:
     SQLite's default, FULL. Done by `from_url`; an application calls it for its own engine if it
     wants that. A memory database and Postgres are left as they are.
     """
+    _tune(engine, BUSY_TIMEOUT)
+
+
+def _tune(engine: Engine | AsyncEngine, patience: int) -> None:
     sync: Engine = engine if isinstance(engine, Engine) else engine.sync_engine
     if sync.dialect.name != "sqlite" or in_memory(sync.url):
         return
@@ -209,7 +228,7 @@ def tune(engine: Engine | AsyncEngine) -> None:
         try:
             with outside(connection):
                 cursor = connection.cursor()
-                cursor.execute(f"PRAGMA busy_timeout={BUSY_TIMEOUT}")
+                cursor.execute(f"PRAGMA busy_timeout={patience}")
                 cursor.execute("PRAGMA journal_mode=WAL")
                 cursor.close()
         except Exception:  # the file is no database, or locked
@@ -262,7 +281,7 @@ class LoopEngines:
             from sqlalchemy.ext.asyncio import create_async_engine
 
             engine = create_async_engine(self.url, **self._kwargs)
-            tune(engine)
+            _tune(engine, _patience(self.url, self._kwargs["connect_args"]))
             guard = self._until_shutdown(engine)
             self._loops[loop] = engine, guard
             await anext(guard)

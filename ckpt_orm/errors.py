@@ -41,21 +41,22 @@ class BadURL(InvalidConfig):
 
     Args:
         problem: what is wrong with it, in words.
+        remedy: what to do, in words; "" is to write another URL.
     """
 
-    def __init__(self, problem: str) -> None:
-        super().__init__(problem)
+    def __init__(self, problem: str, remedy: str = "") -> None:
+        super().__init__(problem, remedy)
 
     @property
     def advice(self) -> str:
         """What is wrong and how to write it, for whoever has a URL and no engine."""
-        return (
-            f"the database's URL {self.args[0]}: write postgresql://user:password@host/name, or "
-            "sqlite:///file.db"
-        )
+        problem, remedy = self.args
+        another = "write postgresql://user:password@host/name, or sqlite:///file.db"
+        return f"the database's URL {problem}: {remedy or another}"
 
     def __str__(self) -> str:
-        return f"{self.advice} (for an engine there is SQLAlchemySaver(engine))"
+        engine = "" if self.args[1] else " (for an engine there is SQLAlchemySaver(engine))"
+        return self.advice + engine
 
 
 class WrongEngine(CheckpointError, RuntimeError):

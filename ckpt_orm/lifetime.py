@@ -93,7 +93,7 @@ class Lifetime(BaseCheckpointSaver[str]):
                 stay open.
 
         Raises:
-            BadURL: where the URL cannot be read.
+            BadURL: where the URL cannot be read, or its driver does not take its options.
             InvalidConfig: as for the class, and for a pool that is none.
             ValueError: as for the class.
             UnsupportedDialect: for a database other than SQLite and Postgres.

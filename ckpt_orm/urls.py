@@ -22,7 +22,8 @@ DRIVERS = {
 #: The largest port there is.
 MAX_PORT = 65535
 
-_QUOTED = "in a user name or password, write @ as %40, : as %3A, / as %2F and ? as %3F"
+#: How to write what has a meaning in a URL.
+QUOTED = "in a user name or password, write @ as %40, : as %3A, / as %2F and ? as %3F"
 
 #: What follows the host that SQLAlchemy finds, which is whatever the first @ behind a : precedes.
 _BEHIND = re.compile(
@@ -42,7 +43,7 @@ def parse(url: str | URL) -> URL:
     if made.port is not None and not 0 < made.port <= MAX_PORT:
         raise BadURL(f"has a port that is not one of 1 to {MAX_PORT}")
     if made.host and "@" in made.host:
-        raise BadURL(f"has an @ in its host ({_QUOTED})")
+        raise BadURL(f"has an @ in its host ({QUOTED})")
     name, _, driver = made.drivername.partition("+")
     if name == "postgres":
         made, name = made.set(drivername=f"postgresql{'+' if driver else ''}{driver}"), "postgresql"
@@ -68,13 +69,13 @@ def _read(url: object) -> URL:
     if not isinstance(url, str):
         raise BadURL(f"is of type {type(url).__name__}, not a str or a URL")
     if _is_cut_in_the_password(url):
-        raise BadURL(f"has an @ behind its host ({_QUOTED}, and in a database's name as well)")
+        raise BadURL(f"has an @ behind its host ({QUOTED}, and in a database's name as well)")
     try:
         return make_url(url)
     except ArgumentError:
         problem = "cannot be read"
     except ValueError:
-        problem = f"has a port that is no number ({_QUOTED})"
+        problem = f"has a port that is no number ({QUOTED})"
     raise BadURL(problem)  # not within the handler: SQLAlchemy's error shows a part of it
 
 

@@ -17,7 +17,7 @@ PACKAGE = Path(ckpt_orm.__file__).parent
 FLOORS = [
     {"version", "errors", "forks", "words", "reasons"},
     {"documents", "models", "columns", "scope", "growth", "failures", "compression", "modes"}
-    | {"names", "urls"},
+    | {"names", "urls", "options"},
     {"rows", "migrations", "refusals"},
     {"logs", "messages", "parcels", "unchanged"},
     {"codec"},

@@ -1,7 +1,8 @@
 """A URL as an operator writes it, and a function run on one connection to it.
 
 `postgresql://` means psycopg here, `postgres://` too. An async driver's URL is taken as it is
-in the application's settings: its sync twin is used where installed, the driver itself where not.
+in the application's settings: its sync twin is used where it is installed and takes the options of
+the URL, the driver itself where not.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import TypeVar
 from sqlalchemy import URL, Connection, create_engine
 from sqlalchemy.pool import NullPool
 
+from ckpt_orm.options import check_options, takes_options
 from ckpt_orm.urls import parse
 
 _T = TypeVar("_T")
@@ -27,12 +29,30 @@ def sync_url(url: str | URL) -> URL:
         BadURL: and other errors, as `urls.parse` does.
     """
     made = parse(url)
-    if made.drivername == "sqlite+aiosqlite":
-        return made.set(drivername="sqlite")
-    if made.drivername in _POSTGRES:
+    twin = _twin(made)
+    if not _is_installed(twin):
+        return twin
+    if _is_installed(made) and not takes_options(twin) and takes_options(made):
+        return made
+    check_options(twin)
+    return twin
+
+
+def _twin(url: URL) -> URL:
+    if url.drivername == "sqlite+aiosqlite":
+        return url.set(drivername="sqlite")
+    if url.drivername in _POSTGRES:
         driver = "psycopg" if find_spec("psycopg") else "asyncpg"
-        return made.set(drivername=f"postgresql+{driver}")
-    return made
+        return url.set(drivername=f"postgresql+{driver}")
+    return url
+
+
+def _is_installed(url: URL) -> bool:
+    try:
+        url.get_dialect().import_dbapi()
+    except ImportError:  # which is told where it is used
+        return False
+    return True
 
 
 def call(url: str | URL, operation: Callable[[Connection], _T]) -> _T:
