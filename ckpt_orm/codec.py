@@ -121,7 +121,12 @@ class Codec:
             channel_values=inline,
             channel_versions=dict(zip(map(str.__str__, versions), versions.values(), strict=True)),
         )
-        about = get_serializable_checkpoint_metadata(config, metadata)
+        try:
+            about = get_serializable_checkpoint_metadata(config, metadata)
+        except AttributeError:
+            if isinstance(config.get("metadata") or {}, Mapping):
+                raise
+            raise InvalidConfig.instead_of(config) from None
         return PutRows(
             key,
             parent.checkpoint_id,

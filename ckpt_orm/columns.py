@@ -195,9 +195,16 @@ def has_default(column: Column[Any]) -> bool:
 
 
 def given(config: RunnableConfig, key: str) -> Any:
-    """What a config says under a key; None where it says nothing."""
-    found = (config.get("configurable") or {}).get(key)
-    return (config.get("metadata") or {}).get(key) if found is None else found
+    """What a config says under a key; None where it says nothing.
+
+    Raises:
+        InvalidConfig: for what is no config.
+    """
+    try:
+        found = (config.get("configurable") or {}).get(key)
+        return (config.get("metadata") or {}).get(key) if found is None else found
+    except AttributeError:
+        raise InvalidConfig.instead_of(config) from None
 
 
 def plain(type_: TypeEngine[Any]) -> TypeEngine[Any]:

@@ -8,6 +8,7 @@ SchemaNotReady` and `except RuntimeError` work. All of them survive pickling: th
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 
@@ -17,6 +18,17 @@ class CheckpointError(Exception):
 
 class InvalidConfig(CheckpointError, ValueError):
     """A config, id, version or filter that cannot be stored, told before anything is sent."""
+
+    @classmethod
+    def instead_of(cls, config: Any) -> InvalidConfig:
+        """What is told where something else was given for a config, or for a part of it."""
+        what, found = "the config", config
+        for part in ("configurable", "metadata"):
+            held = config.get(part) if isinstance(config, Mapping) else None
+            if held and not isinstance(held, Mapping):
+                what, found = f"config[{part!r}]", held
+        kind = "None" if found is None else f"of type {type(found).__name__}"
+        return cls(f"{what} is {kind}: pass {{'configurable': {{'thread_id': …}}}}")
 
 
 class NotSerializable(InvalidConfig, TypeError):

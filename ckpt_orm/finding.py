@@ -14,7 +14,6 @@ from datetime import datetime
 from typing import Any
 
 from langchain_core.runnables import RunnableConfig
-from langgraph.checkpoint.base import get_checkpoint_id
 from langgraph.checkpoint.serde.base import SerializerProtocol
 from langgraph.checkpoint.serde.types import INTERRUPT
 from sqlalchemy import Row
@@ -231,7 +230,7 @@ class Finding:
         """What `list`, `count` and `exists` are about."""
         metadata = self._filter(filter)
         self._admit(before or {})
-        bound = _bound(get_checkpoint_id(before) if before else None)
+        bound = _bound(_checkpoint_id(before) if before else None)
         if config is None:
             return Selection(before=bound, filter=metadata)
         key = self._key(config)
@@ -286,6 +285,13 @@ def check_limit(limit: int | None) -> int | None:
 def page_size(limit: int | None, page: int) -> int:
     """How many to fetch at once of those that are still wanted."""
     return page if limit is None else min(page, limit)
+
+
+def _checkpoint_id(before: RunnableConfig) -> object:
+    try:
+        return (before.get("configurable") or {}).get("checkpoint_id")
+    except AttributeError:
+        raise InvalidConfig.instead_of(before) from None
 
 
 def _bound(id: object) -> str | None:

@@ -195,10 +195,13 @@ def named_by(config: RunnableConfig) -> Key:
     """As `key_of`, for a caller who checks the ids together with others.
 
     Raises:
-        InvalidConfig: without a thread_id.
+        InvalidConfig: without a thread_id, and for what is no config.
     """
-    configurable = config.get("configurable") or {}
-    thread_id = configurable.get("thread_id")
+    try:
+        configurable = config.get("configurable") or {}
+        thread_id = configurable.get("thread_id")
+    except AttributeError:
+        raise InvalidConfig.instead_of(config) from None
     if thread_id is None:
         raise InvalidConfig(
             "config['configurable']['thread_id'] is missing: name the thread to load or to save"
