@@ -36,6 +36,9 @@ MAX_INT_BITS = 1024
 #: How deep JSON nests, whatever Python writes it: 3.13 would ten times as deep as others can read.
 DEEPEST = 500
 
+#: From how many things on one level on it is asked whether they are the same ones.
+MANY = 1_000
+
 #: What a subclass of a JSON scalar is without its own methods, as `json.dumps` sees it.
 _BARE: dict[type, Callable[[Any], Any]] = {
     str: str.__str__,
@@ -43,8 +46,8 @@ _BARE: dict[type, Callable[[Any], Any]] = {
     float: float.__float__,
 }
 
-#: Made once: `json.dumps` makes one for each call that is not its default. It does not look for
-#: what contains itself, which ends as what nests too deeply does.
+#: Made once: `json.dumps` makes one for each call that is not its default. It is given nothing that
+#: contains itself or nests too deeply, which would end it where the stack ends, or the memory.
 _ENCODER = json.JSONEncoder(
     ensure_ascii=False, allow_nan=False, check_circular=False, separators=(",", ":")
 )
@@ -132,6 +135,8 @@ def plain(document: Mapping[Any, Any], pack: Pack) -> dict[str, Any]:
 def _jsonable(value: Any, pack: Pack) -> Any:
     """`jsonable`; what contains itself, is too deep, or cannot be looked into is packed whole."""
     try:
+        if isinstance(value, _CONTAINERS):
+            _refuse_endless(value)
         return jsonable(value, pack)
     except CheckpointError:
         raise
@@ -156,8 +161,8 @@ def exact(document: Mapping[Any, Any], ready: Mapping[str, Any]) -> str | None:
     if ready:
         rest = {name: value for name, value in document.items() if name not in ready}
     try:
-        text = _ENCODER.encode({**document, **ready})  # first, since it ends where one is endless
         _check(rest)
+        text = _ENCODER.encode({**document, **ready})
     except Exception:  # whatever a value that JSON cannot hold makes of it
         return None
     if not fits_text(text):
@@ -167,7 +172,10 @@ def exact(document: Mapping[Any, Any], ready: Mapping[str, Any]) -> str | None:
 
 
 def _check(document: Mapping[Any, Any]) -> None:
-    """Refuse what JSON does not hold of what it has made a text of, but for what is in strings."""
+    """Refuse what JSON does not hold, but for what is in strings, which its text will tell.
+
+    Level by level, so that what is endless is refused on the level that is too deep.
+    """
     level: list[Any] = [document]
     for _ in range(DEEPEST):
         inside: list[Any] = []
@@ -183,8 +191,52 @@ def _check(document: Mapping[Any, Any]) -> None:
                 inside += value
         if not inside:
             return
+        if len(inside) > MANY and _has_twice(inside):
+            _refuse_endless(document)  # of which each level may hold more than the one before
         level = inside
     raise RecursionError
+
+
+def _refuse_endless(value: Any) -> None:
+    """Refuse what contains itself or nests too deeply, in one look at each thing in it.
+
+    Raises:
+        RecursionError: for such a thing.
+    """
+    parts: dict[int, list[Any]] = {}
+    depths: dict[int, int] = {}
+    around = [value]
+    while around:
+        outer = around[-1]
+        found = parts.get(id(outer))
+        if found is None and (found := _containers_in(outer)):
+            parts[id(outer)] = found
+            if any(id(part) in parts and id(part) not in depths for part in found):
+                raise RecursionError
+            around += [part for part in found if id(part) not in depths]
+            continue
+        around.pop()
+        depths[id(outer)] = 1 + max((depths[id(part)] for part in found), default=0)
+        if depths[id(outer)] > DEEPEST:
+            raise RecursionError
+
+
+def _containers_in(value: Any) -> list[Any]:
+    return _containers_of(dict.values(value) if isinstance(value, dict) else value)
+
+
+def _containers_of(parts: Iterable[Any]) -> list[Any]:
+    return [part for part in parts if isinstance(part, _CONTAINERS)]
+
+
+def _has_twice(parts: Iterable[Any]) -> bool:
+    """Whether one container is there twice, as it is on some level of what is endless."""
+    ids = list(map(id, _containers_of(parts)))
+    return len(set(ids)) < len(ids)
+
+
+#: What JSON may be made of that holds something.
+_CONTAINERS = (dict, list, tuple)
 
 
 #: The type of names, and the types of what JSON holds whatever the value.

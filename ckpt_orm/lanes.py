@@ -238,20 +238,28 @@ class _Transaction:
 
 
 class _Snapshot:
-    """A transaction of a driver's for reads. (A generator would cost each of them more.)"""
+    """A transaction for reads, at whose end nothing is open that was not: a driver's, or Core's.
 
-    __slots__ = ("_begins", "_cursor", "_lane")
+    Not a generator, which would cost each of them more.
+    """
+
+    __slots__ = ("_cursor", "_driver", "_end", "_lane")
 
     def __init__(self, lane: Lane) -> None:
-        driver = _driver_of(lane)
-        self._lane, self._begins = lane, not driver.in_transaction
-        self._cursor = driver.cursor()
+        self._lane, self._driver = lane, _driver_of(lane)
+        self._cursor = self._driver.cursor()
+        self._end: Callable[[], object] | None = None
 
     def __enter__(self) -> None:
+        conn, is_clear = self._lane.conn, self._lane._is_clear()
+        # Core's comes first where it executes: a listener may begin what would be begun here.
+        if not conn.in_transaction():
+            self._end = self._driver.rollback if is_clear else conn.begin().rollback
         # sqlite3 begins before writes only. Straight on the driver: Core would not let it begin.
-        if self._begins:
+        if not self._driver.in_transaction:
             self._cursor.execute("BEGIN")
-        if self._lane._is_clear():
+            self._end = self._end or self._end_in_words
+        if is_clear:
             self._lane.cursor = self._cursor
 
     def __exit__(
@@ -261,9 +269,14 @@ class _Snapshot:
         traceback: TracebackType | None,
     ) -> None:
         self._lane.cursor = None
-        if self._begins:
-            self._cursor.execute("ROLLBACK")
+        if self._end is not None:
+            self._end()
         self._cursor.close()
+
+    def _end_in_words(self) -> None:
+        # The rollback of Python 3.10 would also end what the caller is still reading.
+        if self._driver.in_transaction:
+            self._cursor.execute("ROLLBACK")
 
 
 def _driver_of(lane: Lane) -> Any:

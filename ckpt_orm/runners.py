@@ -234,6 +234,8 @@ class Runner:
             return self.execute(lane, operation, *args, **kwargs)
         if dialect.several:
             set_options(conn, dialect.several)
+        if not self._ready:
+            self.check_mode(conn)  # before anything is begun in words, of which it can tell nothing
         with lane.transaction() if access is WRITE else conn.begin():
             return self.execute(lane, operation, *args, **kwargs)
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import enum
+import subprocess
+import sys
+import tracemalloc
 from collections import OrderedDict, namedtuple
 from datetime import datetime
 from decimal import Decimal
@@ -98,3 +101,67 @@ def test_what_is_deeper_is_packed_whole(innermost: float) -> None:
     assert documents.PACKED in document["deep"]
     text = documents.dump({"deep": value, "x": innermost}, lambda value: ("tag", b""))
     assert documents.load(text, lambda payload: "packed")["deep"] == "packed"
+
+
+def endless(**beside: Any) -> dict[str, Any]:
+    value: dict[str, Any] = dict(beside)
+    value["self"] = value
+    return value
+
+
+def with_parents(width: int) -> list[Any]:
+    root: list[Any] = []
+    root += [{"parent": root, "number": number} for number in range(width)]
+    return root
+
+
+def whole(value: Any) -> tuple[str, bytes]:
+    return "tag", value if isinstance(value, bytes) else b"whole"
+
+
+@pytest.mark.parametrize(
+    "value",
+    [endless(), endless(text="x" * 1_000_000), endless(data=b"x" * 1_000_000), with_parents(3_000)],
+    ids=["alone", "with text", "with bytes", "with parents"],
+)
+def test_what_contains_itself_is_packed_whole_and_takes_no_memory(value: Any) -> None:
+    """Each turn through it would make another text, until Python's own limit or the memory ends."""
+    tracemalloc.start()
+    try:
+        text = documents.dump({"m": value, "fine": 1}, whole)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert documents.load(text, lambda payload: payload) == {"m": ("tag", b"whole"), "fine": 1}
+    assert peak < 4_000_000
+
+
+def test_what_is_there_many_times_is_written_as_often() -> None:
+    once: Any = {"a": [1, "x"]}
+    document = {"list": [[once] * 1_500, [once] * 1_500], "again": once}
+    text = documents.dump(document, pack)
+    assert documents.PACKED not in text
+    assert documents.load(text, lambda payload: payload) == document
+
+
+WITHOUT_LIMIT = """
+import sys
+from ckpt_orm import documents
+
+sys.setrecursionlimit(10_000_000)
+deep = []
+for _ in range(300_000):
+    deep = [deep]
+endless = []
+endless.append(endless)
+for value in (deep, endless):
+    text = documents.dump({"m": value}, lambda value: ("tag", b""))
+    assert documents.load(text, lambda payload: "packed") == {"m": "packed"}
+endless.clear()
+while deep:  # piece by piece, as Python's own way to forget it is deep too
+    deep = deep.pop()
+"""
+
+
+def test_it_ends_no_process_that_has_set_python_no_limit() -> None:
+    subprocess.run([sys.executable, "-c", WITHOUT_LIMIT], check=True, timeout=60)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import logging
+import sqlite3
+from contextlib import closing
 from typing import Any
 
 import pytest
 from backends import BACKENDS, Called, named
-from builders import config, put
+from builders import config, put, values_of
 from sqlalchemy import URL, Engine, create_engine, event
 from sqlalchemy.exc import DBAPIError, IntegrityError
+from sqlalchemy.orm import Session
 
 from ckpt_orm import SQLAlchemySaver, declare, lanes
 from ckpt_orm.lanes import Lane
@@ -130,6 +133,31 @@ def test_a_log_shows_every_statement(
         saver.engine.echo = False
     assert "checkpoint_blobs" in caplog.text
     assert not direct
+
+
+@pytest.mark.parametrize("begin", ["BEGIN", "BEGIN IMMEDIATE"])
+@pytest.mark.parametrize("level", ["", None])
+@pytest.mark.parametrize("is_logged", [True, False])
+def test_a_listener_begins_where_another_looks_on(
+    sqlite_url: URL, begin: str, level: str | None, is_logged: bool
+) -> None:
+    """What SQLAlchemy says of transactions on pysqlite, and a log: what is read begins once."""
+    engine = create_engine(sqlite_url, connect_args={"isolation_level": level}, echo=is_logged)
+    event.listen(engine, "begin", lambda conn: conn.exec_driver_sql(begin))
+    heard: list[str] = []
+    event.listen(engine, "after_cursor_execute", lambda *args: heard.append(args[2]))
+    saver = SQLAlchemySaver(engine)
+    saver.setup()
+    stored = put(saver, "t", {"log": [1]})
+    heard.clear()
+    assert values_of(saver, stored) == {"log": [1]}
+    assert heard[0] == begin
+    assert [text.split()[0] for text in heard[1:]] == ["SELECT"] * 3
+    with Session(engine) as session:
+        assert values_of(saver.using(session), stored) == {"log": [1]}
+    with closing(sqlite3.connect(str(sqlite_url.database), timeout=0.1)) as other:
+        other.execute("BEGIN EXCLUSIVE")  # nobody reads or writes
+    engine.dispose()
 
 
 @IN_THE_CALLERS_THREAD
