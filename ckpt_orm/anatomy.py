@@ -5,6 +5,10 @@ a channel, also where that holds no value; the official saver does not, so among
 value looks like none. They are told apart by number: versions are counted, and those from the
 lowest one on that is known to be of ckpt_orm (a blob with a digest, or an empty one) are taken to
 be its own.
+
+Writes are stored before their checkpoint, and stay alone where the run fails before that is stored.
+LangGraph stores no checkpoint before its parent. So one that has only writes is gone if it is
+another one's parent, and was not stored if it is nobody's.
 """
 
 from __future__ import annotations
@@ -36,7 +40,7 @@ class Anatomy:
         blobs: all blobs.
         since: by namespace, the lowest number of a version that ckpt_orm stored.
         writes: how many writes each checkpoint has, also one that is not there.
-        born: when its checkpoints, and those of orphaned writes, were made; None: not known.
+        born: when its checkpoints, and those that only have writes, were made; None: not known.
     """
 
     thread_id: str
@@ -79,9 +83,17 @@ class Anatomy:
         """Blobs that no checkpoint refers to; none where a checkpoint cannot be asked."""
         return set() if self.unreadable else self.blobs - self.skeleton.blobs(self.skeleton.bones)
 
-    def orphaned_writes(self) -> set[Place]:
+    def unstored(self) -> set[Place]:
         """Checkpoints that have writes and are not there."""
         return self.writes.keys() - self.documents.keys()
+
+    def orphaned_writes(self) -> set[Place]:
+        """Checkpoints that have writes and are gone, since a later one was stored after them."""
+        return self.unstored() & {bone.parent for bone in self.skeleton.bones.values()}
+
+    def early_writes(self) -> set[Place]:
+        """Checkpoints that have writes and were not stored, as far as can be told."""
+        return self.unstored() - self.orphaned_writes()
 
     def deltas(self) -> dict[str, set[str]]:
         """The channels of each namespace that are rebuilt from ancestors."""

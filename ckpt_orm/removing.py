@@ -57,7 +57,8 @@ class Removing(BaseCheckpointSaver[str]):
         Rows that the target has already stay as they are, so copying again changes nothing.
 
         Args:
-            source_thread_id: the thread to read.
+            source_thread_id: the thread to read; of one that does not exist nothing is copied,
+                which is no error, and which `exists` tells.
             target_thread_id: the thread to add to.
             latest_only: copy what `prune` would keep: the latest checkpoint of each namespace, and
                 the ancestors that it is rebuilt from.

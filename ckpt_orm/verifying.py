@@ -6,7 +6,9 @@ serde must be able to decode it. No connection is held while it does.
 
 A blob or write that no checkpoint needs does no harm but takes room, and is all that a repair
 removes: where the thread has shown no sign of life for a while, since a run's writes come before
-their checkpoint. What is missing or broken can only be told; it has to come from a backup.
+their checkpoint. For the same reason writes whose checkpoint was never stored are no fault: a run
+that is under way has them, and one that failed leaves them. What is missing or broken can only be
+told; it has to come from a backup.
 """
 
 from __future__ import annotations
@@ -82,7 +84,10 @@ class Report:
         payloads: the blobs and writes that were decoded.
         counts: how often each kind of fault occurred.
         repaired: how many of them were removed.
-        faults: the first of them, at most `MOST`.
+        left: how often each kind occurs that is still there.
+        early: writes whose checkpoint was not stored, which is no fault.
+        removed: how many of those were removed.
+        faults: the first of the faults, at most `MOST`.
     """
 
     threads: int = 0
@@ -90,25 +95,32 @@ class Report:
     payloads: int = 0
     counts: Counter[str] = field(default_factory=Counter)
     repaired: int = 0
+    left: Counter[str] = field(default_factory=Counter)
+    early: int = 0
+    removed: int = 0
     faults: list[Fault] = field(default_factory=list)
 
     @property
     def ok(self) -> bool:
         """Whether nothing is left that does not fit."""
-        return self.counts.total() == self.repaired
+        return not self.left
 
     def add(self, found: Iterable[Fault]) -> None:
         """Take faults in."""
         for fault in found:
             self.counts[fault.kind] += 1
-            self.repaired += fault.repaired
+            if fault.repaired:
+                self.repaired += 1
+            else:
+                self.left[fault.kind] += 1
             if len(self.faults) < MOST:
                 self.faults.append(fault)
 
     def as_dict(self) -> dict[str, Any]:
         """The report as JSON can hold it."""
         found = [fault._asdict() for fault in self.faults]
-        return {"ok": self.ok, **asdict(self), "counts": dict(self.counts), "faults": found}
+        counts = {"counts": dict(self.counts), "left": dict(self.left)}
+        return {"ok": self.ok, **asdict(self), **counts, "faults": found}
 
 
 # --- the operations ---
@@ -136,7 +148,7 @@ def dissect(lane: Lane, thread_id: str) -> Anatomy:
             found.add_checkpoint(Place(row.checkpoint_ns, row.checkpoint_id), row)
     dates = lane.conn.execute(lane.st.DATES, {"thread_id": thread_id}).all()
     found.born = [born_at(row.checkpoint_id, row.created_at, None) for row in dates]
-    found.born += [born_at(at.checkpoint_id, None, None) for at in found.orphaned_writes()]
+    found.born += [born_at(at.checkpoint_id, None, None) for at in found.unstored()]
     return found
 
 
@@ -146,7 +158,7 @@ def remove(lane: Lane, thread_id: str, before: datetime) -> set[Any]:
     found = dissect.function(lane, thread_id)
     if not found.is_quiet(before):
         return set()
-    blobs, places = found.orphaned_blobs(), found.orphaned_writes()
+    blobs, places = found.orphaned_blobs(), found.unstored()
     reduce(lane, thread_id, Reduction(set(), blobs, []))
     named = documents.encode([{"ns": ns, "id": id} for ns, id in places])
     lane.conn.execute(lane.st.ORPHANED_WRITES, {"of_thread": thread_id, "places": named})
@@ -207,11 +219,13 @@ def verify(
     while page := (yield threads, (after,)):
         for thread_id in page:
             found: Anatomy = yield dissect, (thread_id,)
-            problems = list(structure(found))
+            problems, early = list(structure(found)), found.early_writes()
             removed: set[Any] = set()
-            if before is not None and any(problem.kind in HARMLESS for problem in problems):
+            if before is not None and (early or any(p.kind in HARMLESS for p in problems)):
                 removed = yield remove, (thread_id, before)
             report.add(p._replace(repaired=_place(p) in removed) for p in problems)
+            report.early += sum(found.writes[place] for place in early)
+            report.removed += sum(found.writes[place] for place in early & removed)
             report.add(_documents(codec, found))
             if payloads:
                 yield from _payloads(codec, thread_id, report)
@@ -230,7 +244,7 @@ def structure(found: Anatomy) -> Iterator[Fault]:
         key = (thread_id, ns, channel, version)
         yield Fault(ORPHANED_BLOB, "checkpoint_blobs", key, "no checkpoint refers to it")
     for place in sorted(found.orphaned_writes()):
-        problem = f"{counted(found.writes[place], 'write')} of a checkpoint that is not there"
+        problem = f"{counted(found.writes[place], 'write')} of a checkpoint that is gone"
         yield Fault(ORPHANED_WRITES, "checkpoint_writes", (thread_id, *place), problem)
     for (ns, channel, version), places in sorted(found.missing_blobs().items()):
         refer = "1 checkpoint refers" if len(places) == 1 else f"{len(places):,} checkpoints refer"

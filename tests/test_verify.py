@@ -13,11 +13,13 @@ from backends import BACKENDS, Called, named
 from builders import config, id_of, put, values_of, version
 from hypothesis import given
 from langgraph.checkpoint.serde.types import _DeltaSnapshot
+from langgraph.graph import START, StateGraph
 from langgraph.types import Command
 from sqlalchemy import URL, create_engine, delete, func, insert, select, text, update
 from test_sweep import HISTORY, RELAXED, SOME, chain, graph_of, grow, history_of, rows, run, states
+from typing_extensions import TypedDict
 
-from ckpt_orm import Checkpoint, CheckpointBlob, CheckpointWrite, Retention
+from ckpt_orm import Checkpoint, CheckpointBlob, CheckpointWrite, InvalidConfig, Retention
 from ckpt_orm.verifying import HARMLESS
 
 NO_GRACE = timedelta(days=-1)
@@ -63,6 +65,10 @@ def _blob(**key: str) -> Any:
 FAULTS: dict[str, tuple[Callable[..., list[Any]], str]] = {
     "an orphaned blob": (
         lambda found: [delete(Checkpoint).where(Checkpoint.checkpoint_id == id_of(found[-1]))],
+        "orphaned blob",
+    ),
+    "orphaned writes": (
+        lambda found: [delete(Checkpoint).where(Checkpoint.checkpoint_id == id_of(found[1]))],
         "orphaned blob, orphaned writes",
     ),
     "a missing blob": (
@@ -177,7 +183,7 @@ def test_values_that_the_official_saver_did_not_store_are_not_missed(
 
 
 def orphans(saver: Called, url: URL) -> Any:
-    """Two orphaned blobs and three orphaned writes in a thread, beside sound rows."""
+    """Two orphaned blobs in a thread, and three writes of no checkpoint, beside sound rows."""
     found = chain(saver, "t", 3)
     execute(
         url,
@@ -198,19 +204,71 @@ def test_a_repair_removes_orphans_and_nothing_else(saver: Called, ready_url: URL
     before, held = states(saver, "t"), rows(ready_url)
     report = saver.verify(repair=True, grace=NO_GRACE)
     assert report.ok
-    assert report.repaired == 3
+    assert (report.repaired, report.early, report.removed) == (2, 3, 3)
+    assert report.counts == {"orphaned blob": 2}
+    assert report.left == {}
     assert all(fault.repaired for fault in report.faults)
     assert states(saver, "t") == before
     left = rows(ready_url)
     assert [held[name] - left[name] for name in held] == [0, 2, 3]
+    after = saver.verify()
+    assert (after.faults, after.early) == ([], 0)
+
+
+def test_a_repair_removes_the_writes_of_a_checkpoint_that_is_gone(
+    saver: Called, ready_url: URL
+) -> None:
+    """Which was there, since a later one was stored after it."""
+    found = chain(saver, "t", 3)
+    execute(ready_url, delete(Checkpoint).where(Checkpoint.checkpoint_id == id_of(found[1])))
+    report = saver.verify()
+    assert report.left == report.counts == {"orphaned blob": 1, "orphaned writes": 1}
+    (fault,) = (fault for fault in report.faults if fault.kind == "orphaned writes")
+    assert fault.key == ("t", "", id_of(found[1]))
+    assert report.early == 0
+    report = saver.verify(repair=True, grace=NO_GRACE)
+    assert (report.repaired, report.removed, report.ok) == (2, 0, True)
     assert saver.verify().faults == []
+
+
+class Unheld:
+    """What no serde can hold."""
+
+    def __reduce__(self) -> Any:
+        raise TypeError
+
+
+class State(TypedDict):
+    n: int
+    x: Any
+
+
+@pytest.mark.parametrize("durability", ["async", "sync", "exit"])
+def test_what_a_failed_run_leaves_is_no_fault(saver: Called, durability: str) -> None:
+    """Its writes may be stored, and their checkpoint not."""
+    builder = StateGraph(State)
+    builder.add_node("first", lambda state: {"x": Unheld()})
+    builder.add_node("second", lambda state: {"n": 2})
+    builder.add_edge(START, "first")
+    builder.add_edge("first", "second")
+    graph = builder.compile(checkpointer=saver.saver)
+    with pytest.raises(InvalidConfig, match="the serde cannot hold"):
+        saver.run(graph, {"n": 0}, config("t"), durability=durability)
+    saver.put_writes(config("t", "", "00000000-0000-6000-8000-000000000000"), [("n", 1)], "task")
+    report = saver.verify()
+    assert report.ok
+    assert report.faults == []
+    assert report.early >= 1
+    repaired = saver.verify(repair=True, grace=NO_GRACE)
+    assert (repaired.early, repaired.removed) == (report.early, report.early)
+    assert saver.verify().early == 0
 
 
 def test_a_repair_waits_until_a_thread_is_quiet(saver: Called, ready_url: URL) -> None:
     orphans(saver, ready_url)
     held = rows(ready_url)
     report = saver.verify(repair=True)
-    assert (report.ok, report.repaired) == (False, 0)
+    assert (report.ok, report.repaired, report.removed) == (False, 0, 0)
     assert rows(ready_url) == held
 
 
@@ -223,8 +281,7 @@ def test_a_run_whose_writes_come_first_is_left_alone(saver: Called) -> None:
     fresh = put(saver, "other", {})  # an id of now, as a run would have
     saver.put_writes(config("t", "", id_of(fresh)), [("n", 1)], "task")
     report = saver.verify(repair=True)
-    assert report.counts == {"orphaned writes": 1}
-    assert report.repaired == 0
+    assert (report.ok, report.early, report.removed) == (True, 1, 0)
     put(saver, "t", {"n": 1}, id=id_of(fresh))
     assert saver.verify().ok
     assert saver.get_tuple(config("t")).pending_writes == [("task", "n", 1)]
@@ -317,19 +374,41 @@ def test_the_command_tells_faults_and_repairs_the_harmless(saver: Called, ready_
     ill = run("verify", url=ready_url)
     assert ill.exit_code == 1
     assert "orphaned blob: checkpoint_blobs ('t', '', 'big', '0'): no checkpoint" in ill.stdout
-    assert "orphaned blob (2), orphaned writes (1)" in ill.stdout
+    early, last = ill.stdout.splitlines()[-2:]
+    assert early.startswith("3 writes of checkpoints that were not stored: no fault, a run")
+    assert last == "2 threads, 5 checkpoints, 15 values: orphaned blob (2)"
     assert run("verify", "--repair", url=ready_url).exit_code == 1, "the thread is not quiet yet"
 
     age = update(Checkpoint).values(created_at=datetime.now(timezone.utc) - timedelta(hours=2))
     execute(ready_url, age)
     report = json.loads(run("verify", "--json", "--no-payloads", url=ready_url).stdout)
     assert (report["ok"], report["payloads"]) == (False, 0)
-    assert report["counts"] == {"orphaned blob": 2, "orphaned writes": 1}
+    assert report["counts"] == report["left"] == {"orphaned blob": 2}
+    assert (report["early"], report["removed"]) == (3, 0)
     assert run("verify", "--repair", "--grace", "3h", url=ready_url).exit_code == 1
     repaired = run("verify", "--repair", "--grace", "90m", url=ready_url)
     assert repaired.exit_code == 0, repaired.output
-    assert repaired.stdout.count("repaired: ") == 3
-    assert run("verify", url=ready_url).exit_code == 0
+    assert repaired.stdout.count("repaired: ") == 2
+    *_, early, last = repaired.stdout.splitlines()
+    assert (
+        early
+        == "deleted 3 writes of checkpoints that were not stored, as a run that failed leaves them"
+    )
+    assert last == "2 threads, 5 checkpoints, 10 values: no fault, 2 repaired"
+    assert run("verify", url=ready_url).stdout == "2 threads, 5 checkpoints, 10 values: no fault\n"
+
+    execute(ready_url, delete(CheckpointBlob).where(CheckpointBlob.version == _blob(thread_id="t")))
+    mixed = orphaned_too(ready_url)
+    assert mixed.exit_code == 1
+    assert mixed.stdout.splitlines()[-1].endswith(": missing blob (1), 2 repaired")
+
+
+def orphaned_too(url: URL) -> Any:
+    """What a repair tells of a thread that has orphaned blobs besides."""
+    for number in range(2):
+        row = {"version": f"{number}", "type": "msgpack", "blob": b"\xc0"}
+        execute(url, insert(CheckpointBlob).values(thread_id="t", channel="big", **row))
+    return run("verify", "--repair", "--grace", "90m", url=url)
 
 
 def test_the_command_says_when_there_is_no_database(sqlite_url: URL) -> None:

@@ -127,10 +127,25 @@ def _print_report(report: Report) -> None:
     for fault in report.faults:
         mark = "repaired: " if fault.repaired else ""
         out.print(f"{mark}{fault.kind}: {fault.table} {fault.key}: {fault.problem}")
-    found = ", ".join(f"{kind} ({n:,})" for kind, n in sorted(report.counts.items())) or "no fault"
+    if report.early:
+        out.print(_early(report.early, report.removed))
+    found = ", ".join(f"{kind} ({n:,})" for kind, n in sorted(report.left.items())) or "no fault"
+    repaired = f", {report.repaired:,} repaired" if report.repaired else ""
     out.print(
         f"{counted(report.threads, 'thread')}, {counted(report.checkpoints, 'checkpoint')}, "
-        f"{counted(report.payloads, 'value')}: {found}"
+        f"{counted(report.payloads, 'value')}: {found}{repaired}"
+    )
+
+
+def _early(number: int, removed: int) -> str:
+    """What is said of writes whose checkpoint was not stored."""
+    whose = f"{counted(number, 'write')} of checkpoints that were not stored"
+    if removed == number:
+        return f"deleted {whose}, as a run that failed leaves them"
+    deleted = f", {removed:,} of them deleted" if removed else ""
+    return (
+        f"{whose}{deleted}: no fault, a run under way has them, and one that failed leaves them to "
+        "`--repair`"
     )
 
 
