@@ -18,7 +18,7 @@ LOG = "+log"
 
 
 class ChainMoved(Exception):
-    """A chain does not end where a tail was made to follow: another one has been at it."""
+    """A chain is not what a tail was made for: another one has been at it, or at its version."""
 
 
 class Shelf:
@@ -164,6 +164,13 @@ def _with_logs(rows: PutRows, logs: Sequence[Log | None]) -> PutRows:
     ]
     tails = [tail_of(log) for log in logs if log is not None]
     return rows._replace(blobs=blobs, tails=tails, logs=logs)
+
+
+def whole(rows: PutRows) -> PutRows:
+    """The same rows without logs."""
+    logs = rows.logs or [None] * len(rows.blobs)
+    blobs = [log.blob if log else blob for blob, log in zip(rows.blobs, logs, strict=True)]
+    return rows._replace(blobs=blobs, tails=(), logs=())
 
 
 def as_log(log: Log) -> Blob:

@@ -12,13 +12,13 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
-from functools import cached_property
+from functools import cached_property, wraps
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
 from sqlalchemy.sql.base import Executable
 
 from ckpt_orm.lanes import Lane
-from ckpt_orm.logs import ChainMoved
+from ckpt_orm.logs import ChainMoved, whole
 from ckpt_orm.parcels import parcel_of, parcel_of_calls
 from ckpt_orm.rows import Blob, Found, FoundWrite, Key, PutRows, Segment, Tail, Write, WriteRows
 from ckpt_orm.statements import Page
@@ -194,7 +194,8 @@ def put(lane: Lane, rows: PutRows) -> None:
     """Store a checkpoint with its blobs.
 
     Raises:
-        ChainMoved: where a log is not what its tail follows; the checkpoint is not stored then.
+        ChainMoved: where a log is not what its tail follows, or the version is there and its chain
+            is not started; the checkpoint is not stored then.
     """
     params = {
         **rows.key._asdict(),
@@ -216,18 +217,26 @@ def put(lane: Lane, rows: PutRows) -> None:
     lane.execute(lane.st.CHECKPOINT, params)
 
 
+@wraps(put.function)
+def _put_renewed(lane: Lane, rows: PutRows) -> None:
+    try:
+        put.function(lane, rows)
+    except ChainMoved:
+        # A version that is there stays, if nobody is deleting it: else it needs all of its value.
+        put.function(lane, whole(rows))
+
+
 #: The same for rows whose chains are new, by itself: it raises nothing.
-put_renewed = replace(put, combines=False)
+put_renewed = replace(put, function=_put_renewed, combines=False)
 
 
 def _put_at_once(lane: Lane, params: Mapping[str, Any], rows: PutRows) -> None:
     expected = len(rows.tails)
     params = {**params, **parcel_of(rows.blobs, rows.tails), "expected": expected}
-    if any(tail.follows is not None for tail in rows.tails):
-        if lane.execute(lane.st.PUT_FOLLOWING, params)[0][0] != expected:
-            raise ChainMoved
-    else:
-        lane.execute(lane.st.PUT_STARTING if rows.tails else lane.st.PUT, params)
+    if not expected:
+        lane.execute(lane.st.PUT, params)
+    elif lane.execute(lane.st.PUT_GROWING, params)[0][0] != expected:
+        raise ChainMoved
 
 
 def add_segment(lane: Lane, thread: Mapping[str, Any], tail: Tail) -> None:

@@ -38,7 +38,8 @@ def parcel_of(rows: Sequence[Blob | Write], tails: Sequence[Tail] = ()) -> dict[
     parcel = Parcel()
     params = {"rows": documents.encode([_row(parcel, row) for row in rows])}
     if tails:
-        params["tails"] = documents.encode([_tail(parcel, tail) for tail in tails])
+        in_order = sorted(tails, key=_chain)
+        params["tails"] = documents.encode([_tail(parcel, tail) for tail in in_order])
     return {**params, "payload": parcel.whole()}
 
 
@@ -50,8 +51,10 @@ def parcel_of_calls(puts: Sequence[PutRows], writes: Sequence[WriteRows]) -> dic
         params["rows"] = documents.encode(
             [{**put.key.thread(), **_row(parcel, blob)} for put in puts for blob in put.blobs]
         )
+        tails = [(put.key, tail) for put in puts for tail in put.tails]
+        tails.sort(key=lambda row: (row[0][:2], _chain(row[1])))
         params["tails"] = documents.encode(
-            [{**put.key.thread(), **_tail(parcel, tail)} for put in puts for tail in put.tails]
+            [{**key.thread(), **_tail(parcel, tail)} for key, tail in tails]
         )
     if writes:
         params["writes"] = documents.encode(
@@ -75,6 +78,11 @@ def _row(parcel: Parcel, row: Blob | Write) -> dict[str, Any]:
     if chain is not None:
         cells["chain"] = parcel.place(chain)
     return cells
+
+
+def _chain(tail: Tail) -> tuple[str, bytes]:
+    """By what tails are put in order: as chains are locked, whoever does."""
+    return tail.channel, tail.chain
 
 
 def _tail(parcel: Parcel, tail: Tail) -> dict[str, Any]:

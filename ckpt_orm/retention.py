@@ -268,20 +268,29 @@ def collect(lane: Lane, thread_id: str) -> None:
 
 
 def reduce(lane: Lane, thread_id: str, goes: Reduction) -> None:
-    """Delete by key what goes from a thread: a statement per namespace, and per channel in it."""
+    """Delete by key what goes from a thread: a statement per namespace, and per channel in it.
+
+    In the order of the keys, as others who delete or pack do.
+    """
     places: dict[str, list[str]] = defaultdict(list)
     for ns, checkpoint_id in goes.gone:
         places[ns].append(checkpoint_id)
     versions: dict[tuple[str, str], list[str]] = defaultdict(list)
     for ns, channel, version in goes.garbage:
         versions[ns, channel].append(version)
-    for ns, ids in places.items():
-        params = {"of_thread": thread_id, "of_ns": ns, "ids": documents.encode(ids)}
+    at = [
+        {"of_thread": thread_id, "of_ns": ns, "ids": documents.encode(ids)}
+        for ns, ids in sorted(places.items())
+    ]
+    for params in at:
         lane.conn.execute(lane.st.WRITES_AT, params)
         lane.conn.execute(lane.st.CHECKPOINTS_AT, params)
-    for (ns, channel), ids in versions.items():
+    for (ns, channel), ids in sorted(versions.items()):
         named = {"of_thread": thread_id, "of_ns": ns, "of_channel": channel}
         lane.conn.execute(lane.st.BLOBS_AT, {**named, "ids": documents.encode(ids)})
+    # One that somebody else had deleted may have been put again before its blobs went.
+    for params in at:
+        lane.conn.execute(lane.st.CHECKPOINTS_AT, params)
     collect(lane, thread_id)
     roots = [{"of_thread": thread_id, "of_ns": ns, "of_id": at} for ns, at in goes.roots]
     lane.execute_many(lane.st.WITHOUT_PARENT, roots)

@@ -20,10 +20,10 @@ from typing import Any
 
 import pytest
 from backends import BACKENDS, Backend, Called, called, named
-from builders import config, exact, id_of, put, values_of
+from builders import checkpoint, config, exact, id_of, put, values_of, version
 from langchain_core.messages import AIMessage
 from langgraph.checkpoint.serde.encrypted import EncryptedSerializer
-from sqlalchemy import URL, create_engine, delete, event, func, select, text, update
+from sqlalchemy import URL, Engine, create_engine, delete, event, func, select, text, update
 from sqlalchemy.orm import Session
 from sqlalchemy.pool import NullPool
 from typer.testing import CliRunner
@@ -307,6 +307,90 @@ def test_a_chain_that_is_started_and_continued_while_its_thread_is_deleted(
     assert chains(saver) == 0
 
 
+@pytest.mark.parametrize("goes", ["delete_thread", "prune"])
+@named([backend for backend in FOUR if backend.database == "postgres"])
+def test_a_put_is_repeated_by_somebody_else_while_it_is_deleted(
+    saver: Called, other: Called, ready_url: URL, goes: str
+) -> None:
+    """He waits for the deletion, and has seen the version by then whose chain he would start."""
+    value = items(MANY)
+    found = checkpoint({"messages": value}, versions := {"messages": version()})
+    first = saver.put(config("t"), found, {}, versions)
+    put(saver, "t", {"messages": ["short"]}, first)
+    engine = create_engine(ready_url, poolclass=NullPool)
+    with Session(engine) as session, ThreadPoolExecutor(1) as threads:
+        guest = SQLAlchemySaver(engine).using(session)
+        guest.prune(["t"]) if goes == "prune" else guest.delete_thread("t")
+        again = threads.submit(other.put, config("t"), found, {}, versions)
+        wait_until_waiting(engine, 1)
+        session.commit()
+        assert again.result() == first
+    for each in (saver, other):
+        assert values_of(each, first)["messages"] == value
+    assert not saver.verify().faults
+
+
+def wait_until_waiting(engine: Engine, number: int) -> None:
+    """Until some transactions wait for others."""
+    query = text("SELECT count(DISTINCT pid) FROM pg_locks WHERE NOT granted")
+    with engine.connect() as conn:
+        while conn.scalar(query) != number:
+            conn.rollback()
+
+
+@named([backend for backend in FOUR if backend.database == "postgres"])
+def test_a_checkpoint_that_is_put_again_between_two_deletions(
+    saver: Called, ready_url: URL
+) -> None:
+    """It is there with its values, or it is gone."""
+    other = SQLAlchemySaver.from_url(ready_url)
+    found = checkpoint({"messages": ["value"]}, versions := {"messages": version()})
+    first = other.put(config("t"), found, {}, versions)
+    put(other, "t", {"messages": ["more"]}, first)
+    seen: list[str] = []
+
+    def before(*args: Any) -> None:
+        if args[2].startswith(("DELETE FROM checkpoints", "DELETE FROM checkpoint_blobs")):
+            seen.append(args[2])
+            if len(seen) == 1:
+                other.delete_thread("t")
+            elif len(seen) == 2:
+                other.put(config("t"), found, {}, versions)
+
+    event.listen(saver.engine, "before_cursor_execute", before)
+    saver.prune(["t"])
+    assert len(seen) > 2
+    left = other.get_tuple(first)
+    assert left is None or left.checkpoint["channel_values"] == {"messages": ["value"]}
+    assert {fault.kind for fault in other.verify().faults} <= {"orphaned blob"}
+    other.close()
+
+
+@named([backend for backend in BACKENDS if backend.name == "psycopg"])
+def test_a_put_and_a_deletion_do_not_deadlock(saver: Called, ready_url: URL) -> None:
+    """Where several values grow, their chains are locked in the same order by both."""
+    value = {"log": items(MANY), "messages": items(MANY)}
+    first = put(saver, "t", value)
+    engine, segment = create_engine(ready_url), CheckpointSegment
+    guest = SQLAlchemySaver(engine).using
+    longer = {channel: [*value[channel], "more"] for channel in ("messages", "log")}
+    lock = select(segment.start).where(segment.channel == "messages").with_for_update()
+    with Session(engine) as one, Session(engine) as two, ThreadPoolExecutor(2) as threads:
+        with Session(engine) as third:
+            third.execute(lock)
+            putting = threads.submit(put, guest(one), "t", longer, first)
+            wait_until_waiting(engine, 1)
+            deleting = threads.submit(guest(two).delete_thread, "t")
+            wait_until_waiting(engine, 2)
+        last = putting.result()
+        assert values_of(guest(one), last) == longer
+        one.commit()
+        deleting.result()
+        two.rollback()
+    engine.dispose()
+    assert values_of(saver, last) == longer
+
+
 def test_the_chain_was_pruned_meanwhile(saver: Called, other: Called) -> None:
     versions = grow(saver, 3, items(MANY))
     put(other, "t", {"messages": "short"}, versions[-1][0])
@@ -524,8 +608,6 @@ def test_a_put_that_breaks_off_leaves_nothing(saver: Called) -> None:
 
 def put_or_none(saver: Called, value: list[str], at: Any) -> Any:
     """A put that may be made to fail."""
-    from builders import checkpoint, version
-
     versions = {"messages": version(), "n": version()}
     built = checkpoint({"messages": [*value, "more"], "n": 1}, versions)
     try:
@@ -571,8 +653,6 @@ def test_puts_beside_prunes_deletes_and_copies(saver: Called, other: Called) -> 
 
 def put_blind(saver: Called, value: list[str], at: Any) -> Any:
     """A put that asks nothing first."""
-    from builders import checkpoint, version
-
     versions = {"messages": version()}
     built = checkpoint({"messages": value}, versions)
     return saver.put(at or config("t"), built, {}, versions)

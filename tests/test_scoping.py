@@ -26,7 +26,7 @@ SHAPES = [Page(*flags) for flags in product([False, True], repeat=len(Page._fiel
 
 
 #: What is only for a dialect that stores all at once, or row by row.
-AT_ONCE = {"PUT", "PUT_STARTING", "PUT_FOLLOWING"}
+AT_ONCE = {"PUT", "PUT_GROWING"}
 BY_ROW = {"TIP", "NEXT_SEGMENT", "FOLDING_SEGMENT", "FOLDED"}
 
 

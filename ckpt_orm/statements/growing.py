@@ -52,22 +52,19 @@ class Statements(Writing):
     # --- where one statement stores all ---
 
     @cached_property
-    def PUT_STARTING(self) -> Executable:
-        """A checkpoint with its blobs, and the chains that new ones of them start."""
-        (all_,) = self.dialect.together(self.SEGMENTS, self.BLOBS, self.CHECKPOINT)
-        return all_
+    def PUT_GROWING(self) -> Executable:
+        """A checkpoint with its blobs, and what some of them add to chains; or else nothing of it.
 
-    @cached_property
-    def PUT_FOLLOWING(self) -> Executable:
-        """The same, where segments continue chains; no checkpoint, where one of these has moved.
-
-        It returns how many segments were added, of which `expected` are. Where only some could be,
-        they stay: nothing refers to them.
+        It returns how many segments were added, of which `expected` are. It is fewer where a chain
+        has moved, and where a version is there whose chain would be started: it may be on its way
+        out. Those that were added stay: nothing refers to them.
         """
         added = self.SEGMENTS_TOLD.cte("added")
         number = select(func.count()).select_from(added).scalar_subquery()
         all_are = number == param("expected", Integer)
         blobs = self._new_blobs(all_are).cte("blobs")
+        # Executed from the last one on, as `together` does: the checkpoint first. Whoever deletes
+        # it is waited for there, so that none of its blobs is left out for one that goes with it.
         return select(number).add_cte(blobs, self._checkpoint(all_are).cte("stored"))
 
     @cached_property

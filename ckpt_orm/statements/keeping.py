@@ -10,6 +10,7 @@ from langgraph.checkpoint.serde.types import TASKS
 from sqlalchemy import (
     ColumnElement,
     LargeBinary,
+    Select,
     Table,
     and_,
     case,
@@ -99,9 +100,21 @@ class Keeping(Walking):
     @cached_property
     def HOLD_CHAINS(self) -> Executable:
         """The first segment of each chain of a thread, locked: nothing is added to it meanwhile."""
+        return self._chains().with_for_update()
+
+    @cached_property
+    def AT_REST(self) -> Executable:
+        """Whether nobody is adding to a chain of a thread, all of which are locked if so."""
+        held = self._chains().with_for_update(skip_locked=True).cte("held")
+        number, all_ = (select(func.count()).select_from(of) for of in (held, self._chains().cte()))
+        return select(number.scalar_subquery() == all_.scalar_subquery())
+
+    def _chains(self) -> Select[Any]:
         segment = self.segments.c
-        first = (segment.thread_id == param("of_thread"), segment.start == constant(0))
-        return select(segment.start).where(*first).with_for_update()
+        of_thread = (segment.thread_id == param("of_thread"), segment.start == constant(0))
+        # In the order of tails in a parcel: two that lock several of them do not deadlock.
+        texts = map(self.dialect.in_order, (segment.checkpoint_ns, segment.channel))
+        return select(segment.start).where(*of_thread).order_by(*texts, segment.chain)
 
     @cached_property
     def HEADLESS(self) -> Executable:
