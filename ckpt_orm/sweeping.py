@@ -167,10 +167,18 @@ def _reduced(lane: Lane, job: Job) -> Swept:
 
 def _ended(lane: Lane, thread_id: str, policy: Retention, now: datetime) -> Swept:
     """Delete a thread, if it is still as idle as it was when it was looked at."""
-    if not policy.ends(look.function(lane, thread_id), now):
+    # Asked first, and not waited for: who adds to a chain by now has seen the thread, and wakes it.
+    is_at_rest = lane.conn.execute(lane.st.AT_REST, {"of_thread": thread_id}).scalar_one()
+    thread = look.function(lane, thread_id)
+    if not is_at_rest or not policy.ends(thread, now):
         return Swept(skipped=1)
     swept = weigh.function(lane, thread_id, None)
-    delete_thread.function(lane, thread_id)
+    with lane.conn.begin_nested() as attempt:
+        reduce(lane, thread_id, Reduction(set(thread.skeleton.bones), set(), []))
+        if lane.conn.execute(lane.st.PLACES, {"thread_id": thread_id}).first() is not None:
+            attempt.rollback()  # one was saved since the look
+            return Swept(skipped=1)
+        delete_thread.function(lane, thread_id)
     return swept + Swept(threads=1, ended=1)
 
 

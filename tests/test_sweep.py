@@ -9,6 +9,7 @@ from datetime import datetime, timedelta, timezone
 from itertools import count
 from operator import add
 from pathlib import Path
+from threading import Timer
 from typing import Annotated, Any
 
 import pytest
@@ -22,6 +23,7 @@ from langgraph.checkpoint.serde.types import _DeltaSnapshot
 from langgraph.graph import END, START, StateGraph
 from langgraph.types import Command, interrupt
 from sqlalchemy import URL, Engine, create_engine, event, func, select, update
+from sqlalchemy.orm import Session
 from typer.testing import CliRunner
 from typing_extensions import TypedDict
 
@@ -518,6 +520,49 @@ def test_a_thread_that_woke_since_the_look_does_not_end(saver: Called, ready_url
             swept = saver.sweep(Retention(idle_after=DAY))
     assert swept == Swept(skipped=1)
     assert len(list(saver.list(config("t")))) == 7
+
+
+@named([backend for backend in BACKENDS if backend.database == "postgres"])
+def test_a_thread_that_wakes_while_it_is_deleted_does_not_end(
+    backend: Backend, saver: Called, ready_url: URL
+) -> None:
+    line = chain(saver, "t", 6)
+    set_age(ready_url, 9 * DAY, *line)
+    woke: list[Any] = []
+    with SQLAlchemySaver.from_url(ready_url) as other:
+
+        def wake(statement: str) -> None:
+            if not woke:
+                woke.append(put(other, "t", {"n": 6, "big": [5] * 9}, line[-1], new=["n"]))
+
+        # What is asked right before the rest of a thread goes.
+        with statements_watched(wake, "SELECT checkpoint_segments.start"):
+            swept = saver.sweep(Retention(idle_after=DAY))
+    assert swept == Swept(skipped=1)
+    assert len(list(saver.list(config("t")))) == 7
+    assert values_of(saver, woke[0]) == {"n": 6, "big": [5] * 9}
+
+
+@named([backend for backend in BACKENDS if backend.database == "postgres"])
+def test_a_thread_that_somebody_adds_to_does_not_end(
+    backend: Backend, saver: Called, ready_url: URL
+) -> None:
+    """Nor does the sweep wait for a transaction of an application's, which has seen the thread."""
+    value = [f"{number:099}" for number in range(1000)]
+    first = put(saver, "t", {"n": 1, "big": value})
+    set_age(ready_url, 9 * DAY, first)
+    engine = create_engine(ready_url)
+    with Session(engine) as session:
+        guest = SQLAlchemySaver(engine).using(session)
+        woke = put(guest, "t", {"n": 1, "big": [*value, "more"]}, first, new=["big"])
+        ends = Timer(1, session.commit)
+        ends.start()
+        swept = saver.sweep(Retention(idle_after=DAY))
+        assert ends.is_alive()
+        ends.join()
+    engine.dispose()
+    assert swept == Swept(skipped=1)
+    assert values_of(saver, woke) == {"n": 1, "big": [*value, "more"]}
 
 
 # --- random histories ---
