@@ -21,7 +21,7 @@ from sqlalchemy.exc import (
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from ckpt_orm.errors import CheckpointError, DatabaseError, DatabaseUnavailable
-from ckpt_orm.reasons import is_bare, reason_of, was_refused
+from ckpt_orm.reasons import is_bare, reason_of, refusal_of, was_refused
 
 #: A failure that another run may not meet: serialization, deadlock, a server that stops or starts,
 #: or has no connection left.
@@ -60,6 +60,8 @@ def code_of(error: BaseException) -> str:
         return ""
     fields = next(iter(getattr(error.orig, "args", ())), None)
     if isinstance(fields, dict):  # pg8000: the server's message, by its field letters
+        return str(fields.get("C", ""))
+    if fields := refusal_of(error.orig):
         return str(fields.get("C", ""))
     for name in ("sqlstate", "pgcode", "sqlite_errorname"):
         if code := getattr(error.orig, name, None):
