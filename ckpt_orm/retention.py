@@ -171,23 +171,40 @@ def _from_to(source: str, target: str) -> dict[str, Any]:
 @changes
 def copy_latest(lane: Lane, source: str, target: str) -> None:
     """Copy the latest checkpoint of each namespace, and what it needs, as `prune` would keep it."""
-    skeleton = skeleton_of(lane, source)
-    needed = skeleton.needed(skeleton.latest().values())
-    threads = _from_to(source, target)
-    blobs = [
-        {**threads, "of_ns": ns, "of_channel": channel, "of_version": version}
-        for ns, channel, version in skeleton.blobs(needed)
-    ]
-    places = [{**threads, "of_ns": ns, "of_id": checkpoint_id} for ns, checkpoint_id in needed]
-    parents = [bone.parent for bone in map(skeleton.bones.__getitem__, needed)]
-    kept = [parent.checkpoint_id if parent in needed else None for parent in parents]
-    with_parents = [{**row, "of_parent": of} for row, of in zip(places, kept, strict=True)]
-    # Segments first: a blob that is still there then, and a log, has had all of its chain before.
-    lane.conn.execute(lane.st.SEGMENTS_COPY, threads)
-    lane.execute_many(lane.st.BLOB_COPY, blobs)
+    is_whole = False
+    while not is_whole:
+        skeleton = skeleton_of(lane, source)
+        needed = skeleton.needed(skeleton.latest().values())
+        with lane.conn.begin_nested() as attempt:
+            _copy_some(lane, source, target, needed, skeleton.blobs(needed))
+            is_whole = needed <= places_of(lane, source)
+            if not is_whole:  # some were deleted since the look
+                attempt.rollback()
     collect(lane, target)
-    lane.execute_many(lane.st.WRITES_COPY, places)
-    lane.execute_many(lane.st.CHECKPOINT_COPY, with_parents)
+
+
+def _copy_some(
+    lane: Lane,
+    source: str,
+    target: str,
+    places: Iterable[Place],
+    blobs: Iterable[tuple[str, str, str]],
+) -> None:
+    params = {
+        **_from_to(source, target),
+        "places": documents.encode([{"ns": ns, "id": id} for ns, id in places]),
+        "versions": documents.encode(
+            [{"ns": ns, "channel": channel, "version": version} for ns, channel, version in blobs]
+        ),
+    }
+    # At once: either thread may be deleted from meanwhile, and the source be packed.
+    for copy in lane.st.COPIES_OF_SOME:
+        lane.conn.execute(copy, params)
+
+
+def places_of(lane: Lane, thread_id: str) -> set[Place]:
+    """Where a thread's checkpoints are."""
+    return {Place(*row) for row in lane.conn.execute(lane.st.PLACES, {"thread_id": thread_id})}
 
 
 def copying(*, latest_only: bool) -> Operation[[str, str], None]:

@@ -22,7 +22,7 @@ from ckpt_orm import documents
 from ckpt_orm.lanes import Lane
 from ckpt_orm.operations import Operation, changes, delete_thread, reads
 from ckpt_orm.policies import Fact, Load, Retention, Thread, ThreadFound, aware, born_at
-from ckpt_orm.retention import Place, Reduction, Skeleton, reduce, reduction, skeleton_of
+from ckpt_orm.retention import Place, Reduction, Skeleton, places_of, reduce, reduction, skeleton_of
 
 R = TypeVar("R")
 
@@ -155,9 +155,7 @@ def delete(lane: Lane, jobs: Sequence[Job]) -> tuple[Swept, set[str]]:
 def _reduced(lane: Lane, job: Job) -> Swept:
     """Delete some checkpoints, except what others need by now."""
     thread_id, goes = job.thread_id, job.goes
-    if {
-        Place(*row) for row in lane.conn.execute(lane.st.PLACES, {"thread_id": thread_id})
-    } != job.places:
+    if places_of(lane, thread_id) != job.places:
         skeleton = skeleton_of(lane, thread_id)
         goes = reduction(skeleton, skeleton.bones.keys() - goes.gone)
     swept = weigh.function(lane, thread_id, goes)
@@ -175,7 +173,7 @@ def _ended(lane: Lane, thread_id: str, policy: Retention, now: datetime) -> Swep
     swept = weigh.function(lane, thread_id, None)
     with lane.conn.begin_nested() as attempt:
         reduce(lane, thread_id, Reduction(set(thread.skeleton.bones), set(), []))
-        if lane.conn.execute(lane.st.PLACES, {"thread_id": thread_id}).first() is not None:
+        if places_of(lane, thread_id):
             attempt.rollback()  # one was saved since the look
             return Swept(skipped=1)
         delete_thread.function(lane, thread_id)

@@ -442,6 +442,42 @@ def test_a_copy_goes_its_own_way(saver: Called, latest_only: bool) -> None:
     assert chains(saver, "copy") == 2
 
 
+@pytest.mark.parametrize("goes_in_between", ["pack", "deletion", "prune"])
+@named([backend for backend in FOUR if backend.database == "postgres"])
+def test_the_latest_is_copied_beside_others(
+    saver: Called, ready_url: URL, goes_in_between: str
+) -> None:
+    other = SQLAlchemySaver.from_url(ready_url)
+    whole = SQLAlchemySaver.from_url(ready_url, growth="whole")
+    state = {"messages": items(MANY), "log": items(MANY)}
+    first = put(whole, "t", state)
+    if goes_in_between == "deletion":
+        saver.copy_thread("t", "copy", latest_only=True)
+    seen: list[str] = []
+
+    def before(*args: Any) -> None:
+        word = "checkpoint_blobs" if goes_in_between == "pack" else "checkpoints"
+        if f"INSERT INTO {word} " in args[2] and not seen:
+            seen.append(args[2])
+            if goes_in_between == "pack":
+                assert other.pack().values == 2
+            elif goes_in_between == "deletion":
+                other.delete_thread("copy")
+            else:
+                put(other, "t", {**state, "log": ["short"]}, first, new=["log"])
+                other.prune(["t"])
+
+    event.listen(saver.engine, "before_cursor_execute", before)
+    saver.copy_thread("t", "copy", latest_only=True)
+    assert seen
+    assert other.verify().faults == []
+    if goes_in_between == "prune":
+        state["log"] = ["short"]
+    assert values_of(other, config("copy")) == state
+    other.close()
+    whole.close()
+
+
 @named(PLAIN)
 def test_what_was_rolled_back_is_not_built_upon(saver: Called, other: Called) -> None:
     """The other saver makes the chain just as long, with other bytes."""

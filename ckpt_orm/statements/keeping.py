@@ -9,9 +9,11 @@ from typing import Any
 from langgraph.checkpoint.serde.types import TASKS
 from sqlalchemy import (
     ColumnElement,
+    FromClause,
     LargeBinary,
     Select,
     Table,
+    Text,
     and_,
     case,
     delete,
@@ -163,24 +165,20 @@ class Keeping(Walking):
         return self.dialect.together(*(self._copy(table) for table in tables))
 
     @cached_property
-    def CHECKPOINT_COPY(self) -> Executable:
-        """One checkpoint under another thread's id, and with another parent."""
-        return self._copy(self.checkpoints, "of_id", parent_checkpoint_id=param("of_parent"))
-
-    @cached_property
-    def WRITES_COPY(self) -> Executable:
-        """The writes of one checkpoint under another thread's id."""
-        return self._copy(self.writes, "of_id")
-
-    @cached_property
-    def BLOB_COPY(self) -> Executable:
-        """One blob under another thread's id."""
-        return self._copy(self.blobs, "of_channel", "of_version")
-
-    @cached_property
-    def SEGMENTS_COPY(self) -> Executable:
-        """All segments of a thread under another thread's id."""
-        return self._copy(self.segments)
+    def COPIES_OF_SOME(self) -> Sequence[Executable]:
+        """The same of some checkpoints and blobs; one whose parent is none of them is a root."""
+        place = self.dialect.rows("places", ns=Text, id=Text)
+        blob = self.dialect.rows("versions", ns=Text, channel=Text, version=Text)
+        checkpoint = self.checkpoints.c
+        parent = checkpoint.parent_checkpoint_id
+        is_copied = tuple_(checkpoint.checkpoint_ns, parent).in_(select(*place.c))
+        kept = case((is_copied, parent))
+        return self.dialect.together(
+            self._copy(self.segments),
+            self._copy(self.blobs, among(self.blobs, blob)),
+            self._copy(self.writes, among(self.writes, place)),
+            self._copy(self.checkpoints, among(self.checkpoints, place), parent_checkpoint_id=kept),
+        )
 
     def _salted(self, table: Table) -> dict[str, Column]:
         """A chain's id as it is in a copy, which goes on in another way than its original."""
@@ -196,17 +194,23 @@ class Keeping(Walking):
         manifest = case((chain.is_not(None), joined(salted, rest)), else_=table.c.blob)
         return {"chain": salted, "blob": manifest}
 
-    def _copy(self, table: Table, *names: str, **instead: Column) -> Executable:
-        """The rows of the thread `source`; with names, those of `of_ns` and them, in key order."""
+    def _copy(self, table: Table, *where: ColumnElement[bool], **instead: Column) -> Executable:
+        """The rows of the thread `source` under the id of `target`."""
         columns: dict[str, Column] = {
             c.name: c
             for c in table.columns
             if c.name not in ("thread_id", "created_at") and c.computed is None
         }
         columns |= self._salted(table) | instead
-        params = ("source", *(("of_ns", *names) if names else ()))
-        at = (c == param(name) for c, name in zip(own_key(table), params, strict=False))
-        rows = select(param("target"), *columns.values()).where(*at)
+        of_source = table.c.thread_id == param("source")
+        rows = select(param("target"), *columns.values()).where(of_source, *where)
         insert: Any = self.dialect.insert(table).from_select(["thread_id", *columns], rows)
         statement: Executable = insert.on_conflict_do_nothing(index_elements=key_columns(table))
         return statement
+
+
+def among(table: Table, named: FromClause) -> ColumnElement[bool]:
+    """The rows of a table that the rows of `named` name, in the order of its key in a thread."""
+    # Left to join them, SQLite goes through the JSON text again for each row of the thread.
+    _, *key = own_key(table)
+    return tuple_(*key[: len(named.c)]).in_(select(*named.c))

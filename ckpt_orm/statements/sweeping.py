@@ -32,7 +32,7 @@ from sqlalchemy.sql.selectable import CTE
 from ckpt_orm.columns import own_key
 from ckpt_orm.rows import EMPTY
 from ckpt_orm.statements.dialects import Column, constant, param
-from ckpt_orm.statements.keeping import Keeping
+from ckpt_orm.statements.keeping import Keeping, among
 from ckpt_orm.statements.reading import PAYLOAD, found
 
 
@@ -300,10 +300,7 @@ def _weight(kind: str, table: Table) -> Any:
 
 def _among(table: Table, named: FromClause) -> ColumnElement[bool]:
     """The rows of a table that `of_thread` and the rows of `named` name, in key order."""
-    # Left to join them, SQLite goes through the JSON text again for each row of the thread.
-    thread_id, *key = own_key(table)
-    columns = tuple_(*key[: len(named.c)])
-    return and_(thread_id == param("of_thread"), columns.in_(select(*named.c)))
+    return and_(table.c.thread_id == param("of_thread"), among(table, named))
 
 
 def _after(table: Table, *columns: str) -> Select[Any]:
