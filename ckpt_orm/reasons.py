@@ -61,7 +61,10 @@ CLOSED = (
     "what its log says"
 )
 NO_TLS = "the server offers no TLS: enable it there, or do not ask for it"
-UNTRUSTED = "the server's certificate is not trusted: name the root certificate that it is of"
+UNTRUSTED = (
+    "the server's certificate is not trusted: name the root certificate that it is of, and the "
+    "host as it does"
+)
 BAD_OPTION = "the driver does not take an option of the connection: correct its name"
 BAD_VALUE = "the value of an option of the connection is wrong: correct it"
 

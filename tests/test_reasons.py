@@ -60,16 +60,23 @@ class Server:
 
 @pytest.fixture
 def server(postgres_url: URL) -> Iterator[Server]:
-    """Of the roles, `pw` must give a password, `full` has no connection, `poor` has no rights."""
+    """Of the roles, `pw` must give a password, `full` has no connection, `poor` has no rights.
+
+    `out` is refused by pg_hba.conf.
+    """
     name = str(postgres_url.database)
     roles = {
         "pw": "LOGIN PASSWORD 'right'",
         "nologin": "NOLOGIN",
         "full": "LOGIN CONNECTION LIMIT 0",
         "poor": "LOGIN",
+        "out": "LOGIN",
     }
     execute(postgres_url, *(f'CREATE ROLE "{name}_{role}" {how}' for role, how in roles.items()))
-    asked = [f'{kind} all "{name}_pw" {on} scram-sha-256' for kind, on in HBA]
+    ways = {"pw": "scram-sha-256", "out": "reject"}
+    asked = [
+        f'{kind} all "{name}_{role}" {on} {how}' for role, how in ways.items() for kind, on in HBA
+    ]
     with psycopg.connect(_conninfo(postgres_url), autocommit=True) as connection:
         before = _rewritten(connection, "\n".join(asked) + "\n")
         try:
@@ -151,6 +158,7 @@ def _attempts(url: URL, arguments: dict[str, Any] | None) -> tuple[DatabaseError
             6,
         ),
         ("full", "53300", "no connection left: make pools smaller", "too many connections", 6),
+        ("out", "28000", "pg_hba.conf says of it, which may ask for TLS", "pg_hba.conf rejects", 6),
         ("closed", "42501", "GRANT CONNECT ON DATABASE", "permission denied for database", 6),
     ],
 )
