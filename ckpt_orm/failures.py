@@ -21,7 +21,7 @@ from sqlalchemy.exc import (
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from ckpt_orm.errors import CheckpointError, DatabaseError, DatabaseUnavailable
-from ckpt_orm.reasons import is_bare, reason_of, refusal_of, was_refused
+from ckpt_orm.reasons import NETWORK, is_bare, reason_of, refusal_of, was_refused
 
 #: A failure that another run may not meet: serialization, deadlock, a server that stops or starts,
 #: or has no connection left.
@@ -112,7 +112,7 @@ def is_unavailable(error: BaseException) -> bool:
     if is_bare(error):
         code = code_of(error)
         return code.startswith("08") or code in PASSING or was_refused(error, code)
-    return isinstance(error, (OSError, PoolTimeout)) and not isinstance(error, CheckpointError)
+    return isinstance(error, (*NETWORK, PoolTimeout)) and not isinstance(error, CheckpointError)
 
 
 class translated:
@@ -140,7 +140,7 @@ class translated:
     ) -> None:
         if isinstance(error, CheckpointError):
             return
-        if isinstance(error, (SQLAlchemyError, OSError)) or is_bare(error):
+        if isinstance(error, (SQLAlchemyError, *NETWORK)) or is_bare(error):
             raise _told(self._operation, cast(Exception, error)) from error
 
 

@@ -12,6 +12,7 @@ server has most likely refused what stays, and few runs are enough.
 
 from __future__ import annotations
 
+import asyncio
 import re
 import socket
 import ssl
@@ -51,6 +52,9 @@ CONNECTING = {
 #: Of these the words are not told, which would show the value.
 SECRETIVE = {"22023"}
 
+#: What is raised by what is below a driver; that it took too long is no OSError on Python 3.10.
+NETWORK = (OSError, asyncio.TimeoutError)
+
 NO_PASSWORD = "the server asks for a password, and there is none: give one"
 UNKNOWN_HOST = "the host's name is unknown: correct it"
 REFUSED = "the connection was refused: correct host and port, and see that the server runs"
@@ -79,7 +83,7 @@ BY_TYPE: tuple[tuple[type[BaseException] | tuple[type[BaseException], ...], str]
     (ssl.SSLCertVerificationError, UNTRUSTED),
     (ConnectionRefusedError, REFUSED),
     (FileNotFoundError, NO_SOCKET),
-    (TimeoutError, TOO_LATE),
+    ((TimeoutError, asyncio.TimeoutError), TOO_LATE),
     ((ConnectionResetError, BrokenPipeError), CLOSED),
 )
 
@@ -171,7 +175,7 @@ DEEPEST = 4
 
 def _own_words(error: BaseException) -> str:
     """The first line of what is said of a connection that was not made; "" of anything else."""
-    if isinstance(error, OSError) or is_bare(error):
+    if isinstance(error, NETWORK) or is_bare(error):
         return _first_line(error)
     orig = getattr(error, "orig", None)
     if not isinstance(error, DBAPIError) or not is_connecting(error):

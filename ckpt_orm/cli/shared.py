@@ -21,7 +21,7 @@ from ckpt_orm.engines import in_memory
 from ckpt_orm.errors import BadURL, CheckpointError, DatabaseUnavailable, WrongEngine
 from ckpt_orm.failures import code_of
 from ckpt_orm.migrations import connect
-from ckpt_orm.reasons import is_bare, reason_of
+from ckpt_orm.reasons import NETWORK, is_bare, reason_of
 
 _T = TypeVar("_T")
 
@@ -94,7 +94,7 @@ def failures(unreachable: int) -> Iterator[None]:
     except BrokenPipeError:  # whoever reads the output has seen enough
         raise
     except Exception as error:
-        if not (isinstance(error, (SQLAlchemyError, OSError)) or is_bare(error)):
+        if not (isinstance(error, (SQLAlchemyError, *NETWORK)) or is_bare(error)):
             raise
         fail(told(error), unreachable)
 
