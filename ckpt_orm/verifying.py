@@ -27,7 +27,7 @@ from ckpt_orm.errors import CorruptCheckpoint
 from ckpt_orm.lanes import Lane
 from ckpt_orm.operations import changes, reads, segments_below
 from ckpt_orm.policies import born_at
-from ckpt_orm.retention import Place, Reduction, reduce
+from ckpt_orm.retention import Place, Reduction, places_of, reduce
 from ckpt_orm.rows import Blob, FoundWrite, Key, Segment, Segments
 from ckpt_orm.sweeping import Steps
 from ckpt_orm.words import counted
@@ -159,9 +159,13 @@ def remove(lane: Lane, thread_id: str, before: datetime) -> set[Any]:
     if not found.is_quiet(before):
         return set()
     blobs, places = found.orphaned_blobs(), found.unstored()
-    reduce(lane, thread_id, Reduction(set(), blobs, []))
     named = documents.encode([{"ns": ns, "id": id} for ns, id in places])
-    lane.conn.execute(lane.st.ORPHANED_WRITES, {"of_thread": thread_id, "places": named})
+    with lane.conn.begin_nested() as attempt:
+        reduce(lane, thread_id, Reduction(set(), blobs, []))
+        lane.conn.execute(lane.st.ORPHANED_WRITES, {"of_thread": thread_id, "places": named})
+        if places_of(lane, thread_id) - found.documents.keys():
+            attempt.rollback()  # one was saved since the look, which may need some of it
+            return set()
     return {*blobs, *places}
 
 

@@ -16,10 +16,29 @@ from langgraph.checkpoint.serde.types import _DeltaSnapshot
 from langgraph.graph import START, StateGraph
 from langgraph.types import Command
 from sqlalchemy import URL, create_engine, delete, func, insert, select, text, update
-from test_sweep import HISTORY, RELAXED, SOME, chain, graph_of, grow, history_of, rows, run, states
+from test_sweep import (
+    HISTORY,
+    RELAXED,
+    SOME,
+    chain,
+    graph_of,
+    grow,
+    history_of,
+    rows,
+    run,
+    statements_watched,
+    states,
+)
 from typing_extensions import TypedDict
 
-from ckpt_orm import Checkpoint, CheckpointBlob, CheckpointWrite, InvalidConfig, Retention
+from ckpt_orm import (
+    Checkpoint,
+    CheckpointBlob,
+    CheckpointWrite,
+    InvalidConfig,
+    Retention,
+    SQLAlchemySaver,
+)
 from ckpt_orm.verifying import HARMLESS
 
 NO_GRACE = timedelta(days=-1)
@@ -270,6 +289,26 @@ def test_a_repair_waits_until_a_thread_is_quiet(saver: Called, ready_url: URL) -
     report = saver.verify(repair=True)
     assert (report.ok, report.repaired, report.removed) == (False, 0, 0)
     assert rows(ready_url) == held
+
+
+@named([backend for backend in BACKENDS if backend.database == "postgres"])
+def test_what_is_put_again_during_a_repair_keeps_its_values(saver: Called, ready_url: URL) -> None:
+    line = chain(saver, "t", 3)
+    again = saver.get_tuple(line[1])
+    execute(ready_url, delete(Checkpoint).where(Checkpoint.checkpoint_id == id_of(line[1])))
+    put_again: list[Any] = []
+    with SQLAlchemySaver.from_url(ready_url) as other:
+
+        def before(statement: str) -> None:
+            if not put_again:
+                versions = again.checkpoint["channel_versions"]
+                put_again.append(other.put(line[0], again.checkpoint, again.metadata, versions))
+
+        with statements_watched(before, "DELETE FROM checkpoint_blobs"):
+            saver.verify(repair=True, grace=NO_GRACE)
+    assert put_again == [line[1]]
+    assert saver.get_tuple(line[1]) == again
+    assert saver.verify().faults == []
 
 
 def test_a_repair_may_wait_for_ever(saver: Called, ready_url: URL) -> None:
