@@ -50,7 +50,8 @@ class Swept:
         blobs: rows of blobs that no remaining checkpoint refers to.
         segments: rows of chains that no remaining blob refers to.
         bytes: the payload of those writes, blobs and segments.
-        skipped: threads that another sweep was at, or a run had woken: the next sweep sees them.
+        skipped: threads that another sweep was at, or somebody was adding to, or a run had woken:
+            the next sweep sees them.
     """
 
     threads: int = 0
@@ -142,14 +143,24 @@ def delete(lane: Lane, jobs: Sequence[Job]) -> tuple[Swept, set[str]]:
     """Do some jobs in one transaction; also the threads that were left to another sweep."""
     swept, left = Swept(), set[str]()
     for job in jobs:
-        held = lane.conn.execute(lane.st.HOLD, {"thread_id": job.thread_id}).first()
-        if job.thread_id in left or held is None:
+        if job.thread_id in left or not _is_held(lane, job.thread_id):
             left.add(job.thread_id)
         elif job.ends is None:
             swept += _reduced(lane, job)
         else:
             swept += _ended(lane, job.thread_id, *job.ends)
     return swept, left
+
+
+def _is_held(lane: Lane, thread_id: str) -> bool:
+    """Whether a thread is locked now; not where another sweep is at it, or somebody adds to it.
+
+    Neither is waited for: a transaction of an application's may take long, and those who add to the
+    threads before this one would wait for it too.
+    """
+    held = lane.conn.execute(lane.st.HOLD, {"thread_id": thread_id}).first()
+    is_at_rest = lane.conn.execute(lane.st.AT_REST, {"of_thread": thread_id})
+    return held is not None and bool(is_at_rest.scalar_one())
 
 
 def _reduced(lane: Lane, job: Job) -> Swept:
@@ -165,10 +176,8 @@ def _reduced(lane: Lane, job: Job) -> Swept:
 
 def _ended(lane: Lane, thread_id: str, policy: Retention, now: datetime) -> Swept:
     """Delete a thread, if it is still as idle as it was when it was looked at."""
-    # Asked first, and not waited for: who adds to a chain by now has seen the thread, and wakes it.
-    is_at_rest = lane.conn.execute(lane.st.AT_REST, {"of_thread": thread_id}).scalar_one()
     thread = look.function(lane, thread_id)
-    if not is_at_rest or not policy.ends(thread, now):
+    if not policy.ends(thread, now):
         return Swept(skipped=1)
     swept = weigh.function(lane, thread_id, None)
     with lane.conn.begin_nested() as attempt:

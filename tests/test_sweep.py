@@ -543,26 +543,40 @@ def test_a_thread_that_wakes_while_it_is_deleted_does_not_end(
     assert values_of(saver, woke[0]) == {"n": 6, "big": [5] * 9}
 
 
+@pytest.mark.parametrize("policy", [Retention(idle_after=DAY), Retention(keep_last=1)])
 @named([backend for backend in BACKENDS if backend.database == "postgres"])
-def test_a_thread_that_somebody_adds_to_does_not_end(
-    backend: Backend, saver: Called, ready_url: URL
+def test_a_thread_that_somebody_adds_to_is_passed_by(
+    backend: Backend, saver: Called, ready_url: URL, policy: Retention
 ) -> None:
-    """Nor does the sweep wait for a transaction of an application's, which has seen the thread."""
+    """Nor does the sweep wait for the transaction, nor does anybody else for the sweep."""
     value = [f"{number:099}" for number in range(1000)]
-    first = put(saver, "t", {"n": 1, "big": value})
-    set_age(ready_url, 9 * DAY, first)
+    lines = [[put(saver, thread, {"n": 1, "big": value})] for thread in "ab"]
+    for line in lines:
+        line.append(
+            put(
+                saver,
+                line[0]["configurable"]["thread_id"],
+                {"n": 2, "big": value},
+                line[0],
+                new=["n"],
+            )
+        )
+        set_age(ready_url, 9 * DAY, *line)
+    last = lines[1][-1]
     engine = create_engine(ready_url)
     with Session(engine) as session:
         guest = SQLAlchemySaver(engine).using(session)
-        woke = put(guest, "t", {"n": 1, "big": [*value, "more"]}, first, new=["big"])
-        ends = Timer(1, session.commit)
+        woke = put(guest, "b", {"n": 2, "big": [*value, "more"]}, last, new=["big"])
+        ends = Timer(10, session.rollback)
         ends.start()
-        swept = saver.sweep(Retention(idle_after=DAY))
+        swept = saver.sweep(policy)
         assert ends.is_alive()
-        ends.join()
+        ends.cancel()
+        session.commit()
     engine.dispose()
-    assert swept == Swept(skipped=1)
-    assert values_of(saver, woke) == {"n": 1, "big": [*value, "more"]}
+    assert (swept.threads, swept.skipped) == (1, 1)
+    assert values_of(saver, woke) == {"n": 2, "big": [*value, "more"]}
+    assert len(list(saver.list(config("b")))) == 3
 
 
 # --- random histories ---
