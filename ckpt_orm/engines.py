@@ -252,6 +252,17 @@ def in_memory(url: URL) -> bool:
     )
 
 
+def leaves_open(engine: Engine | None, async_engine: LoopEngines | GivenEngine | None) -> bool:
+    """Whether a pool of theirs may leave a transaction open on what it is given back."""
+    is_ended = engine is None or _rolls_back(engine.pool)
+    return not (is_ended and (async_engine is None or async_engine.rolls_back))
+
+
+def _rolls_back(pool: Pool | None) -> bool:
+    style = getattr(pool, "_reset_on_return", None)
+    return pool is None or getattr(style, "name", "") == "reset_rollback"
+
+
 def is_prepared(engine: Engine) -> bool:
     """Whether an application's listeners prepare a connection for each caller.
 
@@ -270,6 +281,9 @@ class LoopEngines:
 
     def __init__(self, url: URL, kwargs: dict[str, Any]) -> None:
         self.url, self._kwargs = url, kwargs
+        self.rolls_back = _rolls_back(kwargs.get("pool")) and (
+            kwargs.get("pool_reset_on_return", True) in (True, "rollback")
+        )
         self._loops: WeakKeyDictionary[asyncio.AbstractEventLoop, tuple[AsyncEngine, Any]] = (
             WeakKeyDictionary()
         )
@@ -310,6 +324,7 @@ class GivenEngine:
         self.url = engine.url
         dialect_named(engine.dialect.name)
         self.is_static = isinstance(engine.pool, StaticPool)
+        self.rolls_back = _rolls_back(engine.pool)
         self._engine = engine
         self._loop: ref[asyncio.AbstractEventLoop] | None = None
 

@@ -7,6 +7,7 @@ the driver's own, and where the pool was setting it back, the pool never has the
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from types import TracebackType
 from typing import Any
 
@@ -17,12 +18,17 @@ from ckpt_orm.lanes import Lane
 
 
 class Lent:
-    """A lane whose connection is given back at the end of a block."""
+    """A lane whose connection is given back at the end of a block.
 
-    __slots__ = ("_lane",)
+    Args:
+        lane: the lane.
+        stays_open: whether its pool may leave open what is, on SQLite.
+    """
 
-    def __init__(self, lane: Lane) -> None:
-        self._lane = lane
+    __slots__ = ("_lane", "_stays_open")
+
+    def __init__(self, lane: Lane, stays_open: bool) -> None:
+        self._lane, self._stays_open = lane, stays_open
 
     def __enter__(self) -> Lane:
         return self._lane
@@ -33,6 +39,8 @@ class Lent:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        if self._stays_open:
+            end(self._lane.conn)
         give_back(self._lane.conn)
 
 
@@ -48,6 +56,19 @@ def give_back(conn: Connection) -> None:
     except conn.dialect.loaded_dbapi.Error as error:
         # What was done is done, and known: only the connection is not worth keeping.
         record._checkin_failed(error, _fairy_was_created=False)
+
+
+def end(conn: Connection) -> None:
+    """End whatever transaction is open on a connection of SQLite's, also one Core knows nothing of.
+
+    What came to this is the error to be told, whatever becomes of the attempt.
+    """
+    if conn.closed or conn.invalidated:
+        return
+    driver: Any = conn.connection.driver_connection
+    with suppress(conn.dialect.loaded_dbapi.Error):
+        if driver.in_transaction:
+            conn.connection.rollback()
 
 
 def set_options(conn: Connection, options: Mapping[str, Any]) -> None:

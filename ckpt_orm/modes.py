@@ -21,6 +21,12 @@ from sqlalchemy import Connection
 LEGACY = -1
 
 
+def driver_of(conn: Connection) -> Any:
+    """The driver's own connection, which no adapter stands before."""
+    connection = conn.connection
+    return connection.driver_connection if conn.dialect.is_async else connection.dbapi_connection
+
+
 def begins_itself(driver: Any) -> bool:
     """Whether a SQLite connection is in the mode in which it begins before a write."""
     legacy = getattr(driver, "autocommit", LEGACY) == LEGACY

@@ -11,6 +11,7 @@ once.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal, ParamSpec, TypeVar, cast
 
@@ -37,15 +38,16 @@ from ckpt_orm.engines import (
     check_shareable,
     in_memory,
     is_prepared,
+    leaves_open,
 )
 from ckpt_orm.errors import InvalidConfig, WrongEngine
 from ckpt_orm.failures import is_missing, passes, translated
 from ckpt_orm.forks import after_fork
 from ckpt_orm.lanes import Lane
-from ckpt_orm.lending import Lent, set_options
+from ckpt_orm.lending import Lent, end, set_options
 from ckpt_orm.logs import Logs, Shelf
 from ckpt_orm.models import Models
-from ckpt_orm.modes import begins_itself, ends_nothing
+from ckpt_orm.modes import begins_itself, driver_of, ends_nothing
 from ckpt_orm.operations import CHANGE, READ, WRITE, Access, Operation, put, store_all
 from ckpt_orm.reasons import may_be_refused
 from ckpt_orm.spares import Loan, spares_of
@@ -117,8 +119,11 @@ class Runner:
         self._owned = owned
         self._turns = Turns(engine, async_engine)
         dialect = self.statements.dialect
+        #: Whether a pool may leave open what sqlite3, an interrupt or a failed COMMIT has left so.
+        self._stays_open = dialect.begin is not None and leaves_open(engine, async_engine)
         self._lines = Lines(dialect.leaders, dialect.relief)
-        self._spares = None if engine is None or not owned else spares_of(engine, self.statements)
+        is_own = owned and not self._stays_open
+        self._spares = spares_of(engine, self.statements) if engine is not None and is_own else None
         self._ready = False
         if growth not in _GROWS:
             raise InvalidConfig(f"growth={growth!r} is not known: use 'append', 'whole' or None")
@@ -210,11 +215,18 @@ class Runner:
     async def _arun_once(self, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         engine = await cast("LoopEngines | GivenEngine", self.async_engine).current()
 
-        def execute(conn: Connection) -> R:
-            return self._execute_alone(self._lane(conn), operation, *args, **kwargs)
+        def execute(lane: Lane) -> R:
+            return self._execute_alone(lane, operation, *args, **kwargs)
 
         async with self._turns.atake(operation.access), engine.connect() as conn:
-            return await conn.run_sync(execute)
+            return await conn.run_sync(self._on_lane, execute)
+
+    def _on_lane(self, conn: Connection, step: Callable[[Lane], R]) -> R:
+        try:
+            return step(self._lane(conn))
+        finally:
+            if self._stays_open:
+                end(conn)
 
     def _lane(self, conn: Connection) -> Lane:
         return Lane(conn, self.statements)
@@ -252,7 +264,7 @@ class Runner:
     async def _astore_once(self, batch: Batch) -> Batch:
         engine = await cast("LoopEngines | GivenEngine", self.async_engine).current()
         async with self._turns.atake(CHANGE), engine.connect() as conn:
-            return await conn.run_sync(lambda c: self._execute_together(self._lane(c), batch))
+            return await conn.run_sync(self._on_lane, lambda it: self._execute_together(it, batch))
 
     def _execute_together(self, lane: Lane, batch: Batch) -> Batch:
         """Execute the calls of a batch in one transaction of our own; those that are left."""
@@ -333,7 +345,7 @@ class Runner:
     def _connect(self, engine: Engine) -> Loan | Lent:
         if self._spares is not None:
             return self._spares.connect()
-        return Lent(self._lane(engine.connect()))
+        return Lent(self._lane(engine.connect()), self._stays_open)
 
     def _sync_engine(self) -> Engine:
         if self.engine is None:
@@ -380,9 +392,3 @@ class Runner:
         self.dispose()
         if self._owned and self.async_engine is not None:
             await self.async_engine.dispose()
-
-
-def driver_of(conn: Connection) -> Any:
-    """The driver's own connection, which no adapter stands before."""
-    connection = conn.connection
-    return connection.driver_connection if conn.dialect.is_async else connection.dbapi_connection

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from backends import BACKENDS, Backend, Called, called, engine_of, named
 from builders import config, put, values_of
-from sqlalchemy import URL, create_engine, text
+from sqlalchemy import URL, text
 from test_using import opened
 
 from ckpt_orm import SQLAlchemySaver, WrongEngine
@@ -50,19 +50,21 @@ def test_what_has_always_begun_is_ended(
         assert values_of(saver, config("copy")) == {"log": [1]}
 
 
-def test_what_was_read_is_over_where_the_pool_leaves_that_to_core(sqlite_url: URL) -> None:
+@named(SQLITE)
+def test_what_was_read_is_over_where_the_pool_leaves_that_to_core(
+    backend: Backend, backend_url: URL
+) -> None:
     """Else the next call on the connection would see what there was before others stored."""
     options: dict[str, Any] = {"pool_size": 1, "max_overflow": 0, "pool_reset_on_return": None}
-    engine = create_engine(sqlite_url, **mode(False), **options)
-    saver = SQLAlchemySaver(engine)
-    saver.setup()
-    put(saver, "t", {"log": [1]})
-    for number in (2, 3):
-        assert len(values_of(saver, config("t"))["log"]) < number
-        with SQLAlchemySaver.from_url(sqlite_url) as other:
-            put(other, "t", {"log": list(range(number))}, other.get_tuple(config("t")).config)
-        assert len(values_of(saver, config("t"))["log"]) == number
-    engine.dispose()
+    with called(backend, backend_url, mode(False) | options) as saver:
+        last = put(saver, "t", {"log": [0]})
+        for number in (2, 3):
+            assert values_of(saver, config("t"))["log"] == list(range(number - 1))
+            assert len(list(saver.list(config("t")))) == number - 1
+            with SQLAlchemySaver.from_url(backend_url) as other:
+                last = put(other, "t", {"log": list(range(number))}, last)
+            assert len(list(saver.list(config("t")))) == number
+            assert values_of(saver, config("t"))["log"] == list(range(number))
 
 
 @pytest.mark.parametrize("driver", ["sqlite", "sqlite+aiosqlite"])
