@@ -61,6 +61,8 @@ def store(
     filled: Mapping[str, Any] = NOTHING,
 ) -> int:
     """Store versions in another way; how many were still as they had been."""
+    # Before blobs, as by those who delete, or they and this would wait for each other.
+    lane.conn.execute(lane.st.HOLD_CHAINS, {"of_thread": thread_id})
     done = 0
     for change in found:
         with suppress(ChainMoved), lane.conn.begin_nested():

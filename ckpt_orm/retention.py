@@ -287,8 +287,9 @@ def collect(lane: Lane, thread_id: str) -> None:
 def reduce(lane: Lane, thread_id: str, goes: Reduction) -> None:
     """Delete by key what goes from a thread: a statement per namespace, and per channel in it.
 
-    In the order of the keys, as others who delete or pack do.
+    Chains are locked first, then all in the order of the keys, as by others who delete or pack.
     """
+    lane.conn.execute(lane.st.HOLD_CHAINS, {"of_thread": thread_id})
     places: dict[str, list[str]] = defaultdict(list)
     for ns, checkpoint_id in goes.gone:
         places[ns].append(checkpoint_id)

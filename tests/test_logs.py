@@ -33,6 +33,7 @@ from ckpt_orm import (
     CheckpointSegment,
     CorruptCheckpoint,
     InvalidConfig,
+    Retention,
     SQLAlchemySaver,
     WrongEngine,
     packing,
@@ -440,6 +441,30 @@ def test_a_copy_goes_its_own_way(saver: Called, latest_only: bool) -> None:
     assert values_of(saver, config("copy", id=id_of(mine)))["messages"] == [*value, "mine"]
     assert chains(saver, "t") == 0
     assert chains(saver, "copy") == 2
+
+
+@pytest.mark.parametrize("deletes", ["sweep", "prune"])
+@named([backend for backend in BACKENDS if backend.name == "psycopg"])
+def test_a_deletion_and_an_unpacking_do_not_deadlock(
+    saver: Called, other: Called, ready_url: URL, deletes: str
+) -> None:
+    versions = grow(saver, 4, items(MANY))
+    beside, failed, seen = create_engine(ready_url, poolclass=NullPool), list[Any](), list[Any]()
+    with ThreadPoolExecutor(1) as threads:
+
+        def before(*args: Any) -> None:
+            if args[2].startswith("DELETE FROM checkpoint_blobs") and not seen:
+                seen.append(threads.submit(other.unpack))
+                wait_until_waiting(beside, 1)
+
+        for engine in (saver.engine, other.engine):
+            event.listen(engine, "handle_error", failed.append)
+        event.listen(saver.engine, "before_cursor_execute", before)
+        saver.prune(["t"]) if deletes == "prune" else saver.sweep(Retention(keep_last=1))
+        assert seen[0].result().skipped == 3
+    assert failed == []
+    at, value = versions[-1]
+    assert values_of(saver, at)["messages"] == value
 
 
 @pytest.mark.parametrize("goes_in_between", ["pack", "deletion", "prune"])
