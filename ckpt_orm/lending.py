@@ -49,13 +49,16 @@ def give_back(conn: Connection) -> None:
     if conn.closed or conn.invalidated:
         conn.close()
         return
-    fairy: Any = conn.connection
-    record = fairy._connection_record
+    proxy, dialect = conn.connection, conn.dialect
+    driver: Any = proxy.dbapi_connection
     try:
         conn.close()
-    except conn.dialect.loaded_dbapi.Error as error:
-        # What was done is done, and known: only the connection is not worth keeping.
-        record._checkin_failed(error, _fairy_was_created=False)
+    except dialect.loaded_dbapi.Error:
+        # What was done is done, and known: only the connection is not worth keeping. It failed on
+        # its way, so the pool has neither it nor its place; one that leaves it makes room.
+        proxy.detach()
+        with suppress(Exception):  # some drivers cannot close what is lost already
+            dialect.do_terminate(driver)
 
 
 def end(conn: Connection) -> None:
