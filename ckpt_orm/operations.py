@@ -17,6 +17,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
 from sqlalchemy.sql.base import Executable
 
+from ckpt_orm import documents
 from ckpt_orm.lanes import Lane
 from ckpt_orm.logs import ChainMoved, whole
 from ckpt_orm.parcels import parcel_of, parcel_of_calls
@@ -25,6 +26,11 @@ from ckpt_orm.statements import Page
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+
+#: Turns that a transaction takes one by one. The server has room for some thousands, of all its
+#: transactions together, and whoever finds none fails.
+MOST_TURNS = 100
 
 
 class Access(Enum):
@@ -270,13 +276,32 @@ def put_writes(lane: Lane, rows: WriteRows) -> None:
     store(lane, lane.st.WRITES, task, rows.writes)
 
 
+def take_turns(lane: Lane, threads: Collection[str]) -> None:
+    """Wait until nobody else deletes from some threads, or copies to them, for a transaction.
+
+    Two that do would lock the same rows, in whatever order they come upon them. A put takes no
+    turn. What it waits for with a row locked is a chain, and it locks chains in the order in which
+    they are locked here, before any other row.
+    """
+    if not lane.st.dialect.is_alone:
+        statement = lane.st.TURNS if len(threads) <= MOST_TURNS else lane.st.TURN_AT_ALL
+        lane.conn.execute(statement, {"threads": documents.encode(sorted(threads))})
+
+
+def hold_chains(lane: Lane, thread_id: str) -> None:
+    """Wait for those who add to the chains of a thread, and let nobody do so for a transaction."""
+    if not lane.st.dialect.is_alone:
+        lane.conn.execute(lane.st.HOLD_CHAINS, {"of_thread": thread_id})
+
+
 @changes
 def delete_thread(lane: Lane, thread_id: str) -> None:
     """Remove all rows of a thread, in every namespace."""
+    take_turns(lane, [thread_id])
     is_left = True
     while is_left:
         # A put that is adding to a chain is waited for: what it has stored needs the rest of it.
-        lane.conn.execute(lane.st.HOLD_CHAINS, {"of_thread": thread_id})
+        hold_chains(lane, thread_id)
         for statement in lane.st.DELETE_THREAD:
             lane.execute(statement, {"thread_id": thread_id})
         # But a chain that was started since is deleted without being held.

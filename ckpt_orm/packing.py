@@ -19,7 +19,7 @@ from xxhash import xxh3_128_digest
 
 from ckpt_orm.lanes import Lane
 from ckpt_orm.logs import ChainMoved, Logs, Shelf, as_log, is_log, payload_of, tag_of, tail_of
-from ckpt_orm.operations import add_segment, changes
+from ckpt_orm.operations import add_segment, changes, hold_chains, take_turns
 from ckpt_orm.retention import collect
 from ckpt_orm.rows import NOTHING, Blob, Key, Segments, Tail
 from ckpt_orm.sweeping import Steps
@@ -61,9 +61,10 @@ def store(
     filled: Mapping[str, Any] = NOTHING,
 ) -> int:
     """Store versions in another way; how many were still as they had been."""
-    # Before blobs, as by those who delete, or they and this would wait for each other.
-    lane.conn.execute(lane.st.HOLD_CHAINS, {"of_thread": thread_id})
     done = 0
+    take_turns(lane, [thread_id])
+    # Before blobs, as by those who delete.
+    hold_chains(lane, thread_id)
     for change in found:
         with suppress(ChainMoved), lane.conn.begin_nested():
             done += _store(lane, thread_id, change, filled)

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 from ckpt_orm import documents
 from ckpt_orm.errors import InvalidConfig
 from ckpt_orm.lanes import Lane
-from ckpt_orm.operations import Operation, changes, delete_thread
+from ckpt_orm.operations import Operation, changes, delete_thread, hold_chains, take_turns
 from ckpt_orm.rows import SENDS_WITH_CHECKPOINT
 from ckpt_orm.statements.dialects import CHAIN_SIZE
 
@@ -123,6 +123,7 @@ class Skeleton:
 @changes
 def prune(lane: Lane, thread_id: str) -> None:
     """Keep the latest checkpoint of each namespace, and what it needs."""
+    take_turns(lane, [thread_id])
     skeleton = skeleton_of(lane, thread_id)
     heads = skeleton.latest()
     root = [heads.get("")]
@@ -146,18 +147,21 @@ def is_over(bones: dict[Place, Bone], head: Place, kept: Collection[Place | None
 def delete_for_runs(lane: Lane, run_ids: Sequence[str]) -> None:
     """Delete the checkpoints of some runs, except those that a remaining one needs."""
     runs = set(run_ids)
-    for row in lane.conn.execute(
-        lane.st.THREADS_OF_RUNS, {"run_ids": documents.encode(list(runs))}
-    ).all():
-        skeleton = skeleton_of(lane, row.thread_id)
+    wanted = {"run_ids": documents.encode(list(runs))}
+    threads = sorted(row.thread_id for row in lane.conn.execute(lane.st.THREADS_OF_RUNS, wanted))
+    take_turns(lane, threads)
+    for thread_id in threads:
+        skeleton = skeleton_of(lane, thread_id)
         kept = [place for place, bone in skeleton.bones.items() if bone.run_id not in runs]
-        reduce(lane, row.thread_id, reduction(skeleton, kept))
+        reduce(lane, thread_id, reduction(skeleton, kept))
 
 
 @changes
 def copy_thread(lane: Lane, source: str, target: str) -> None:
     """Copy all rows of a thread that the other one does not have."""
     threads = _from_to(source, target)
+    take_turns(lane, [target])
+    hold_chains(lane, target)
     for copy in lane.st.COPIES:
         lane.conn.execute(copy, threads)
     collect(lane, target)
@@ -171,6 +175,8 @@ def _from_to(source: str, target: str) -> dict[str, Any]:
 @changes
 def copy_latest(lane: Lane, source: str, target: str) -> None:
     """Copy the latest checkpoint of each namespace, and what it needs, as `prune` would keep it."""
+    take_turns(lane, [target])
+    hold_chains(lane, target)
     is_whole = False
     while not is_whole:
         skeleton = skeleton_of(lane, source)
@@ -278,9 +284,10 @@ def reduction(skeleton: Skeleton, kept: Iterable[Place]) -> Reduction:
 
 
 def collect(lane: Lane, thread_id: str) -> None:
-    """Delete the chains of a thread that no blob refers to any more."""
-    # Locked first, seen afterwards: a put that is adding to a chain has then stored its blob too.
-    lane.conn.execute(lane.st.HOLD_CHAINS, {"of_thread": thread_id})
+    """Delete the chains of a thread that no blob refers to any more, of those that are held.
+
+    A put that was adding to one has then stored its blob too.
+    """
     lane.conn.execute(lane.st.DEAD_SEGMENTS, {"of_thread": thread_id})
 
 
@@ -289,7 +296,7 @@ def reduce(lane: Lane, thread_id: str, goes: Reduction) -> None:
 
     Chains are locked first, then all in the order of the keys, as by others who delete or pack.
     """
-    lane.conn.execute(lane.st.HOLD_CHAINS, {"of_thread": thread_id})
+    hold_chains(lane, thread_id)
     places: dict[str, list[str]] = defaultdict(list)
     for ns, checkpoint_id in goes.gone:
         places[ns].append(checkpoint_id)

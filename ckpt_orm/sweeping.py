@@ -50,8 +50,8 @@ class Swept:
         blobs: rows of blobs that no remaining checkpoint refers to.
         segments: rows of chains that no remaining blob refers to.
         bytes: the payload of those writes, blobs and segments.
-        skipped: threads that another sweep was at, or somebody was adding to, or a run had woken:
-            the next sweep sees them.
+        skipped: threads that another sweep or deletion was at, or somebody was adding to, or a run
+            had woken: the next sweep sees them.
     """
 
     threads: int = 0

@@ -25,7 +25,7 @@ from ckpt_orm.anatomy import Anatomy
 from ckpt_orm.codec import Codec
 from ckpt_orm.errors import CorruptCheckpoint
 from ckpt_orm.lanes import Lane
-from ckpt_orm.operations import changes, reads, segments_below
+from ckpt_orm.operations import changes, reads, segments_below, take_turns
 from ckpt_orm.policies import born_at
 from ckpt_orm.retention import Place, Reduction, places_of, reduce
 from ckpt_orm.rows import Blob, FoundWrite, Key, Segment, Segments
@@ -155,6 +155,7 @@ def dissect(lane: Lane, thread_id: str) -> Anatomy:
 @changes
 def remove(lane: Lane, thread_id: str, before: datetime) -> set[Any]:
     """Delete what no checkpoint of a thread needs, if its last sign of life is long ago."""
+    take_turns(lane, [thread_id])
     found = dissect.function(lane, thread_id)
     if not found.is_quiet(before):
         return set()

@@ -84,6 +84,7 @@ class Dialect:
         hurry: after how many milliseconds such a transaction fails rather than wait for another
             one; None where there is only one at a time.
         begin: what opens a transaction that will write, None where BEGIN itself does.
+        is_alone: whether whoever writes is alone, so that nothing has to be locked.
     """
 
     insert: Callable[[Table], Any]
@@ -112,6 +113,7 @@ class Dialect:
     fold: int | None
     grows_from: int
     begin: str | None
+    is_alone: bool
     leaders: int
     relief: int
     hurry: int | None
@@ -201,6 +203,7 @@ POSTGRES = Dialect(
     fold=None,
     grows_from=THRESHOLD,
     begin=None,
+    is_alone=False,
     leaders=2,
     relief=4,
     hurry=250,
@@ -263,6 +266,7 @@ SQLITE = Dialect(
     # A transaction that reads first and then writes would fail at once when another one has
     # written in between; one that says so at the start waits its turn.
     begin="BEGIN IMMEDIATE",
+    is_alone=True,
     leaders=1,
     relief=1,
     hurry=None,

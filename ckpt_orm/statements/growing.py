@@ -219,6 +219,7 @@ class Statements(Writing):
         held = (
             select(tails.c.place)
             .select_from(tails.join(first, at_start))
+            .order_by(tails.c.place)
             .with_for_update(of=first)
             .cte("held")
         )

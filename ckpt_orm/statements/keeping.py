@@ -16,6 +16,7 @@ from sqlalchemy import (
     Text,
     and_,
     case,
+    cast,
     delete,
     exists,
     func,
@@ -26,11 +27,13 @@ from sqlalchemy import (
     update,
 )
 from sqlalchemy.sql.base import Executable
+from xxhash import xxh3_64_intdigest
 
-from ckpt_orm.columns import own_key
+from ckpt_orm.columns import is_tenant, own_key
 from ckpt_orm.rows import EMPTY
 from ckpt_orm.statements.dialects import CHAIN_SIZE, Column, constant, param
 from ckpt_orm.statements.reading import found, key_columns
+from ckpt_orm.statements.scoping import tenant_param
 from ckpt_orm.statements.walking import Walking
 
 
@@ -98,6 +101,34 @@ class Keeping(Walking):
         """The rows of `of_thread`, `of_ns` and names in key order, and of a list: by the index."""
         at = self._named(table, *names)
         return delete(table).where(at, self.dialect.among(table.c[ids], "ids"))
+
+    @cached_property
+    def TURNS(self) -> Executable:
+        """One's turn at some threads, in their order; whoever is there is waited for."""
+        threads = self.dialect.elements("threads")
+        # A shared turn at all threads first, which whoever takes too many turns has alone.
+        all_ = func.pg_advisory_xact_lock_shared(self._turn_at_all)
+        return select(all_, func.pg_advisory_xact_lock(self._turn_at(threads.c.value)))
+
+    @cached_property
+    def TURN_AT_ALL(self) -> Executable:
+        """One's turn at all threads."""
+        return select(func.pg_advisory_xact_lock(self._turn_at_all))
+
+    @property
+    def _turn_at_all(self) -> Column:
+        """The number of a turn at all threads, of a tenant where the tables hold those of many.
+
+        That of one thread is another number, and no two are the same, as good as surely: they have
+        64 bits.
+        """
+        number = constant(xxh3_64_intdigest(self.checkpoints.fullname.encode()) >> 1)
+        for tenant in filter(is_tenant, self.checkpoints.primary_key):
+            number = func.hashtextextended(cast(tenant_param(tenant), Text), number)
+        return number
+
+    def _turn_at(self, thread_id: Column) -> Column:
+        return func.hashtextextended(thread_id, self._turn_at_all)
 
     @cached_property
     def HOLD_CHAINS(self) -> Executable:

@@ -107,17 +107,14 @@ class Sweeping(Keeping):
 
     @cached_property
     def HOLD(self) -> Executable:
-        """A thread's first checkpoint, locked for the transaction; nothing where another has it."""
-        table = self.checkpoints.c
-        of_thread = table.thread_id == param("thread_id")
-        at = (table.checkpoint_ns, table.checkpoint_id)
-        first = select(*at).where(of_thread).order_by(*at).limit(constant(1))
-        # On SQLite, which knows no such lock, a transaction that writes is alone anyway.
-        return (
-            select(table.thread_id)
-            .where(of_thread, tuple_(*at).in_(first))
-            .with_for_update(skip_locked=True)
-        )
+        """One's turn at a thread that has a checkpoint; no row where it is another's."""
+        thread_id = param("thread_id")
+        is_there = exists().where(self.checkpoints.c.thread_id == thread_id)
+        if self.dialect.is_alone:
+            return select(constant(1)).where(is_there)
+        all_ = func.pg_try_advisory_xact_lock_shared(self._turn_at_all)
+        its = func.pg_try_advisory_xact_lock(self._turn_at(thread_id))
+        return select(constant(1)).where(is_there, all_, its)
 
     @cached_property
     def PLACES(self) -> Executable:

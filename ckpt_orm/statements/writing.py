@@ -147,8 +147,12 @@ class Writing(Finding):
 
     @cached_property
     def DELETE_THREAD(self) -> Sequence[Executable]:
-        """All rows of a thread."""
-        tables = (self.writes, self.segments, self.blobs, self.checkpoints)
+        """All rows of a thread.
+
+        Postgres does what is last first, and then goes backwards: so a put that continues chains
+        is waited for at the first of them, and not at a row which it may want after that.
+        """
+        tables = (self.writes, self.blobs, self.checkpoints, self.segments)
         of_thread = (table.c.thread_id == param("thread_id") for table in tables)
         deletes = (
             delete(table).where(is_in) for table, is_in in zip(tables, of_thread, strict=True)
