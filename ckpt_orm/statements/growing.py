@@ -31,7 +31,17 @@ from sqlalchemy.types import TypeEngine
 
 from ckpt_orm.statements.dialects import DIGEST_SIZE, Column, constant, param
 from ckpt_orm.statements.reading import key_columns
-from ckpt_orm.statements.writing import THREAD, Writing, at_places, not_among, params, part, places
+from ckpt_orm.statements.writing import (
+    PAYLOAD,
+    THREAD,
+    Writing,
+    at_places,
+    not_among,
+    params,
+    part,
+    places,
+    with_payload,
+)
 
 #: The cells of a tail without its data, and its digest.
 CELLS: dict[str, type[TypeEngine[Any]]] = {
@@ -75,16 +85,15 @@ class Statements(Writing):
         to.
         """
         tails = self._tails(several=True)
-        _, tail, row = tails
+        source, tail, row = tails
         # A chain's copy under another thread ends in the same digest, until either goes on.
         names = (*THREAD, "channel", "chain", "start", "digest")
         added = self._new_segments(tails).returning(*(self.segments.c[name] for name in names))
         cells = {**tail, **row}
-        moved = (
-            select(*(tail[name] for name in THREAD))
-            .where(not_among(added.cte("added"), cells, names))
-            .cte("moved")
+        left = select(*(tail[name] for name in THREAD)).where(
+            not_among(added.cte("added"), cells, names)
         )
+        moved = (left if source is None else left.select_from(with_payload(source))).cte("moved")
         blobs, stored = self._new_blobs(but=moved), self._checkpoint(but=moved)
         return select(moved).add_cte(blobs.cte("blobs"), stored.cte("stored"))
 
@@ -176,7 +185,7 @@ class Statements(Writing):
     ) -> Any:
         return self._insert(
             self.segments,
-            source,
+            source if source is None else with_payload(source),
             *where,
             **{name: cells[name] for name in (*THREAD, "channel", "chain", "start")},
             **row,
@@ -218,14 +227,14 @@ class Statements(Writing):
         at_start = and_(self._is_of(first, cells), first.c.start == constant(0))
         held = (
             select(tails.c.place)
-            .select_from(tails.join(first, at_start))
+            .select_from(with_payload(tails).join(first, at_start))
             .order_by(tails.c.place)
             .with_for_update(of=first)
             .cte("held")
         )
         return and_(
             tails.c.place.in_(select(held.c.place)),
-            digest.correlate(tails).scalar_subquery() == cells["follows"],
+            digest.correlate(tails, PAYLOAD).scalar_subquery() == cells["follows"],
         )
 
     def _last(self, segments: FromClause, cells: dict[str, Column]) -> Select[Any]:

@@ -45,6 +45,15 @@ from ckpt_orm.statements.scoping import tenant_param
 #: What the rows of a thread and namespace have in common.
 THREAD: dict[str, type[TypeEngine[Any]]] = {"thread_id": Text, "checkpoint_ns": Text}
 
+#: The payload, named once: some drivers send a parameter as often as a statement has it. Postgres
+#: puts the parameter itself wherever the column is asked for; it would copy all of it to keep it.
+PAYLOAD = (
+    # Said in words, since pg8000 leaves it to the server, which takes a text's `substr` then.
+    select(cast(param("payload", LargeBinary), LargeBinary).label("payload"))
+    .cte("parcel")
+    .prefix_with("NOT MATERIALIZED")
+)
+
 
 class Writing(Finding):
     """The statements of `put`, `put_writes` and `delete_thread`."""
@@ -171,7 +180,7 @@ class Writing(Finding):
         columns = at_places(rows, cells)
         columns["blob"] = part(start, size)
         columns["digest"] = part(start + size, constant(DIGEST_SIZE))
-        return self._hurried(rows) if several else rows, columns
+        return with_payload(self._hurried(rows) if several else rows), columns
 
     def _hurried(self, rows: FromClause) -> FromClause:
         return rows.join(self.IN_A_HURRY, true())
@@ -253,8 +262,11 @@ def at_places(rows: FromClause, cells: Mapping[str, type[TypeEngine[Any]]]) -> d
     }
 
 
+def with_payload(rows: FromClause) -> FromClause:
+    """Rows beside the payload, of which they have parts."""
+    return rows.join(PAYLOAD, true())
+
+
 def part(start: Column, size: Column) -> Column:
     """A part of the payload; NULL where its place or its size is."""
-    # Said in words, since pg8000 leaves it to the server, which takes a text's `substr` then.
-    payload = cast(param("payload", LargeBinary), LargeBinary)
-    return func.substr(payload, start, size, type_=LargeBinary)
+    return func.substr(PAYLOAD.c.payload, start, size, type_=LargeBinary)
