@@ -11,14 +11,19 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from fnmatch import fnmatchcase
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args, get_type_hints
 from uuid import UUID
+
+from langgraph.checkpoint.base import CheckpointMetadata
 
 from ckpt_orm.errors import InvalidConfig
 from ckpt_orm.retention import Place, Skeleton, is_over
 
 #: Turns the text of a checkpoint's metadata into what was put.
 Load = Callable[[str], Mapping[str, Any]]
+
+#: What LangGraph says of a checkpoint's metadata that it may be made by.
+SOURCES: frozenset[str] = frozenset(get_args(get_type_hints(CheckpointMetadata)["source"]))
 
 #: Between 1582, where a uuid6 counts from, and 1970: in ticks of 100 ns.
 UUID_EPOCH = 0x01B21DD213814000
@@ -68,6 +73,12 @@ class Retention:
             _check(name, getattr(self, name), timedelta, timedelta(0), "a timedelta, not negative")
         if isinstance(self.keep_sources, str):
             raise InvalidConfig(f"keep_sources is a set: pass {{{self.keep_sources!r}}}")
+        # One that no checkpoint has would keep nothing, and what it was meant for would be deleted.
+        if strange := sorted(set(self.keep_sources) - SOURCES, key=str):
+            raise InvalidConfig(
+                f"keep_sources has {str(strange[0])[:40]!r}, which no checkpoint is made by: use "
+                f"some of {sorted(SOURCES)}, or keep= for what your own metadata say"
+            )
         if not self.trims and self.idle_after is None:
             raise InvalidConfig(
                 "this policy would delete nothing: give keep_last, max_age, every, keep or "

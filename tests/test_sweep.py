@@ -276,6 +276,7 @@ def test_the_head_of_an_old_format_keeps_the_parent_with_its_sends(saver: Called
         ({"max_age": 30}, "max_age is 30: pass a timedelta"),
         ({"idle_after": -DAY}, "idle_after is"),
         ({"keep_last": 1, "keep_sources": "input"}, r"pass \{'input'\}"),
+        ({"keep_last": 1, "keep_sources": {"input", "inptu"}}, "'inptu', which no checkpoint is"),
     ],
 )
 def test_a_policy_that_makes_no_sense_is_refused(options: dict[str, Any], says: str) -> None:
@@ -795,6 +796,11 @@ def test_the_command_sweeps(saver: Called, ready_url: URL) -> None:
         (["--max-age", "soon"], 2, "--max-age 'soon' is no duration: write 90m"),
         (["--idle-after", "9" * 30 + "d"], 2, "write a shorter one"),
         (["--keep-last", "1", "--batch", "0"], 2, "Invalid value for '--batch'"),
+        (
+            ["--keep-last", "1", "--keep-source", "inptu"],
+            2,
+            "--keep-source takes one of fork, input",
+        ),
     ],
 )
 def test_the_command_refuses_what_makes_no_sense(

@@ -16,7 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 from ckpt_orm.cli.shared import Prefix, Schema, Url, database, err, fail, failures, out
 from ckpt_orm.compression import compressed
 from ckpt_orm.packing import Packed
-from ckpt_orm.policies import Retention
+from ckpt_orm.policies import SOURCES, Retention
 from ckpt_orm.saver import SQLAlchemySaver
 from ckpt_orm.sweeping import BATCH, Swept
 from ckpt_orm.verifying import Report
@@ -59,6 +59,8 @@ def sweep(
     """Delete checkpoints that a retention policy does not keep, in small transactions."""
     if all(limit is None for limit in (keep_last, max_age, every, idle_after)):
         fail("this would delete nothing: pass --keep-last, --max-age, --every or --idle-after", 2)
+    if not SOURCES.issuperset(keep_source or ()):
+        fail(f"--keep-source takes one of {', '.join(sorted(SOURCES))}", 2)
     with failures(1):
         policy = Retention(
             keep_last=keep_last,
