@@ -51,6 +51,7 @@ from ckpt_orm.logs import Logs, is_log, payload_of, tag_of
 from ckpt_orm.refusals import REFUSALS, Remains, refusal
 from ckpt_orm.rows import (
     EMPTY,
+    NO_MAPPING,
     Blob,
     Found,
     FoundWrite,
@@ -258,7 +259,12 @@ class Codec:
 
     def load_document(self, key: Key, text: str) -> dict[str, Any]:
         """The checkpoint or metadata of a row."""
-        return documents.load(text, lambda packed: self._loads(*packed, "checkpoints", key))
+        try:
+            return documents.load(text, lambda packed: self._loads(*packed, "checkpoints", key))
+        except CheckpointError:
+            raise
+        except ValueError:
+            raise CorruptCheckpoint(f"checkpoints {tuple(key)}", NO_MAPPING) from None
 
     def load_writes(self, key: Key, writes: Sequence[FoundWrite]) -> list[PendingWrite]:
         """(task_id, channel, value) in the order in which a superstep applies them."""

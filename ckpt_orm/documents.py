@@ -247,20 +247,36 @@ _RESERVED = frozenset({PACKED, ENTRIES})
 
 
 def load(text: str, unpack: Unpack) -> dict[str, Any]:
-    """The mapping that `dump` made `text` of; also reads documents that others wrote."""
+    """The mapping that `dump` made `text` of; also reads documents that others wrote.
+
+    Raises:
+        ValueError: for a text that is none.
+    """
     if PACKED not in text:
-        return json.loads(text)  # type: ignore[no-any-return]
+        return mapping_of(text)
 
     def revive(found: dict[str, Any]) -> Any:
         return _unpacked(found[PACKED], unpack) if found.keys() == {PACKED} else found
 
-    document: dict[Any, Any] = json.loads(text, object_hook=revive)
+    document = mapping_of(text, object_hook=revive)
     entries = document.pop(ENTRIES, ())
     free = FreeNames(document)
     for entry in entries:
         # One that had a surrogate, which has become "?", may be that of another entry.
         document[free.of(_as_key(entry["key"]))] = entry["value"]
     return document
+
+
+def mapping_of(text: str, **hooks: Any) -> dict[Any, Any]:
+    """The mapping that is a JSON text.
+
+    Raises:
+        ValueError: for a text that is none.
+    """
+    found = json.loads(text, **hooks)
+    if not isinstance(found, dict):
+        raise ValueError("the text is no JSON object")
+    return found
 
 
 def _as_key(value: Any) -> Any:

@@ -12,7 +12,6 @@ neither seen nor touched. Three things keep more than was asked for:
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -20,10 +19,10 @@ from secrets import token_bytes
 from typing import Any, NamedTuple
 
 from ckpt_orm import documents
-from ckpt_orm.errors import InvalidConfig
+from ckpt_orm.errors import CorruptCheckpoint, InvalidConfig
 from ckpt_orm.lanes import Lane
 from ckpt_orm.operations import Operation, changes, delete_thread, hold_chains, take_turns
-from ckpt_orm.rows import SENDS_WITH_CHECKPOINT
+from ckpt_orm.rows import NO_MAPPING, SENDS_WITH_CHECKPOINT
 from ckpt_orm.statements.dialects import CHAIN_SIZE
 
 #: The metadata entry in which LangGraph counts, per DeltaChannel, the steps since its last value.
@@ -231,14 +230,20 @@ def strategy(name: str) -> Operation[[str], None]:
 
 
 def skeleton_of(lane: Lane, thread_id: str) -> Skeleton:
-    """What a thread consists of, from one snapshot."""
+    """What a thread consists of, from one snapshot.
+
+    Raises:
+        CorruptCheckpoint: for a checkpoint whose row was damaged.
+    """
     skeleton = Skeleton()
     for row in lane.conn.execute(lane.st.SKELETON, {"thread_id": thread_id}).all():
         if row.kind == "checkpoint":
             place = Place(row.checkpoint_ns, row.checkpoint_id)
-            skeleton.bones[place] = bone_of(
-                place, row.parent_checkpoint_id, row.checkpoint, row.metadata
-            )
+            texts = row.checkpoint, row.metadata
+            try:
+                skeleton.bones[place] = bone_of(place, row.parent_checkpoint_id, *texts)
+            except ValueError:
+                raise CorruptCheckpoint(f"checkpoints {(thread_id, *place)}", NO_MAPPING) from None
         elif row.kind == "blob":
             skeleton.valued.add((row.checkpoint_ns, row.channel, row.version))
         else:
@@ -250,9 +255,9 @@ def bone_of(place: Place, parent: str | None, checkpoint: str, metadata: str) ->
     """A checkpoint of its row, which is JSON text.
 
     Raises:
-        ValueError: for what is no JSON.
+        ValueError: for what is no JSON object.
     """
-    document, about = json.loads(checkpoint), json.loads(metadata)
+    document, about = map(documents.mapping_of, (checkpoint, metadata))
     versions = document.get("channel_versions") or {}
     parents, deltas, run_id = (about.get(k) for k in ("parents", DELTA_COUNTERS, "run_id"))
     root = parents.get("") if isinstance(parents, dict) else None

@@ -20,6 +20,9 @@ from ckpt_orm.growth import Grown
 #: The tag of a blob that says "this version of the channel holds no value".
 EMPTY = "empty"
 
+#: What is said of a checkpoint whose row was damaged.
+NO_MAPPING = "its checkpoint or metadata is no JSON object"
+
 #: What a primary key may measure in bytes of UTF-8, all columns together. An index entry of
 #: Postgres ends at 2,704 bytes; the rest is for its headers.
 MAX_KEY_BYTES = 2_600

@@ -12,12 +12,12 @@ from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import contextmanager, nullcontext, suppress
 from contextvars import ContextVar
-from types import FrameType
 from typing import Any
 
 import pytest
 from backends import ASYNC_BACKENDS, BACKENDS, Backend, Called, called, named
 from builders import checkpoint, config, put, values_of, version
+from interrupts import Interrupted
 from sqlalchemy import URL, Engine, create_engine, event, text
 from sqlalchemy.orm import Session
 from sqlalchemy.pool import NullPool
@@ -154,35 +154,13 @@ def test_two_store_at_once_on_connections_of_their_own() -> None:
     assert calls[2].role is Role.LEADS
 
 
-class Interrupts:
-    """Interrupts a thread at one of the places in `combining` where Python looks for a signal.
-
-    That is as a function begins, and as one of C returns.
-    """
-
-    def __init__(self, place: int) -> None:
-        self._left, self.happened = place, False
-
-    def __enter__(self) -> None:
-        sys.setprofile(self._look)
-
-    def __exit__(self, *error: object) -> None:
-        sys.setprofile(None)
-
-    def _look(self, frame: FrameType, kind: str, _: object) -> None:
-        if frame.f_code.co_filename == combining.__file__ and kind in ("call", "c_return"):
-            self._left -= 1
-            if self._left == 0:
-                self.happened = True
-                raise KeyboardInterrupt
-
-
 def interrupted_at(place: int, *, leads: bool) -> bool:
     """Whether there is such a place in a call; all others are stored.
 
     It leads, or it is taken along.
     """
-    line, stored, interrupts = ThreadLine(1, 1), list[str](), Interrupts(place)
+    line, stored = ThreadLine(1, 1), list[str]()
+    interrupts = Interrupted(place, {combining.__file__})
     slow = Call(operations.put, (rows("slow"),))
     line._line.enter(slow)
 

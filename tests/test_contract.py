@@ -317,6 +317,27 @@ def test_a_changed_payload_is_found_and_named(saver: Called, plain: Engine) -> N
     assert values_of(saver, child) == {"n": 1}
 
 
+@pytest.mark.parametrize("column", ["checkpoint", "metadata"])
+def test_a_row_that_holds_no_mapping_is_named(saver: Called, plain: Engine, column: str) -> None:
+    first = put(saver, "t", {"a": [1]})
+    stored = put(saver, "t", {"a": [2]}, first)
+    is_text = plain.dialect.name == "sqlite"
+    text = "{SECRET" if is_text and column == "metadata" else "[]"
+    value = ":text" if is_text else "CAST(:text AS JSONB)"
+    of_it = f"UPDATE checkpoints SET {column} = {value} WHERE checkpoint_id = :id"
+    change(plain, of_it, text=text, id=id_of(stored))
+    calls = (
+        lambda: saver.get_tuple(stored),
+        lambda: list(saver.list(config("t"))),
+        lambda: saver.prune(["t"]),
+    )
+    for call in calls:
+        with pytest.raises(CorruptCheckpoint, match=f"^checkpoints .*'{id_of(stored)}'") as caught:
+            call()
+        assert_nothing_told(caught.value, "SECRET")
+    assert values_of(saver, first) == {"a": [1]}
+
+
 def test_a_payload_without_a_digest_is_read(saver: Called, plain: Engine) -> None:
     stored = put(saver, "t", {"a": ["x"]})
     change(plain, "UPDATE checkpoint_blobs SET digest = NULL")

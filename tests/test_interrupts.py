@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import gc
 import sqlite3
-import sys
 from collections.abc import Callable
 from contextlib import closing, suppress
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import pytest
 from backends import Hasty
 from builders import put
+from interrupts import Interrupted
 from sqlalchemy import URL, create_engine, event
 from tenacity import stop_after_attempt
 
@@ -24,29 +23,6 @@ PLACES = {
     str(Path(lanes.__file__).with_name(f"{name}.py"))
     for name in ("runners", "combining", "spares", "lending", "lanes", "operations")
 }
-
-
-class Interrupted:
-    """Interrupts this thread at one of the places where Python looks for a signal.
-
-    That is as a function begins, and as one of C returns.
-    """
-
-    def __init__(self, place: int) -> None:
-        self._left, self.happened = place, False
-
-    def __enter__(self) -> None:
-        sys.setprofile(self._look)
-
-    def __exit__(self, *error: object) -> None:
-        sys.setprofile(None)
-
-    def _look(self, frame: FrameType, kind: str, _: object) -> None:
-        if frame.f_code.co_filename in PLACES and kind in ("call", "c_return"):
-            self._left -= 1
-            if self._left == 0:
-                self.happened = True
-                raise KeyboardInterrupt
 
 
 FAST: dict[str, Any] = {"connect_args": {"factory": Hasty}}
@@ -83,11 +59,11 @@ def test_an_interrupt_leaves_nothing_open(kind: str, call: str, sqlite_url: URL)
     saver: Any = made(kind, sqlite_url)
     saver.setup()
     parent, runner = put(saver, "t", {"log": [1]}), saver._runner
-    interrupt, place = Interrupted(0), 0
+    interrupt, place = Interrupted(0, PLACES), 0
     with closing(sqlite3.connect(str(sqlite_url.database), timeout=0)) as other:
         while interrupt.happened or place == 0:
             place += 1
-            interrupt = Interrupted(place)
+            interrupt = Interrupted(place, PLACES)
             with suppress(KeyboardInterrupt), interrupt:
                 CALLS[call](saver, parent, place)
             other.execute("BEGIN EXCLUSIVE")  # nobody holds the file

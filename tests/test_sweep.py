@@ -507,18 +507,25 @@ def test_what_was_saved_since_the_look_keeps_what_it_needs(saver: Called, ready_
     assert values_of(saver, forks[0]) == {"n": -1, "big": [1] * 9}
 
 
-def test_a_thread_that_woke_since_the_look_does_not_end(saver: Called, ready_url: URL) -> None:
-    line = chain(saver, "t", 6)
-    set_age(ready_url, 9 * DAY, *line)
+@contextmanager
+def woken(url: URL, parent: Any, statement: str) -> Iterator[list[Any]]:
+    """Another saver's put behind `parent`, right before the first statement that begins so."""
     woke: list[Any] = []
-    with SQLAlchemySaver.from_url(ready_url) as other:
+    with SQLAlchemySaver.from_url(url) as other:
 
         def wake(statement: str) -> None:
             if not woke:
-                woke.append(put(other, "t", {"n": 6, "big": [5] * 9}, line[-1], new=["n"]))
+                woke.append(put(other, "t", {"n": 6, "big": [5] * 9}, parent, new=["n"]))
 
-        with statements_watched(wake, "SELECT DISTINCT checkpoint_writes"):
-            swept = saver.sweep(Retention(idle_after=DAY))
+        with statements_watched(wake, statement):
+            yield woke
+
+
+def test_a_thread_that_woke_since_the_look_does_not_end(saver: Called, ready_url: URL) -> None:
+    line = chain(saver, "t", 6)
+    set_age(ready_url, 9 * DAY, *line)
+    with woken(ready_url, line[-1], "SELECT DISTINCT checkpoint_writes"):
+        swept = saver.sweep(Retention(idle_after=DAY))
     assert swept == Swept(skipped=1)
     assert len(list(saver.list(config("t")))) == 7
 
@@ -529,16 +536,9 @@ def test_a_thread_that_wakes_while_it_is_deleted_does_not_end(
 ) -> None:
     line = chain(saver, "t", 6)
     set_age(ready_url, 9 * DAY, *line)
-    woke: list[Any] = []
-    with SQLAlchemySaver.from_url(ready_url) as other:
-
-        def wake(statement: str) -> None:
-            if not woke:
-                woke.append(put(other, "t", {"n": 6, "big": [5] * 9}, line[-1], new=["n"]))
-
-        # What is asked right before the rest of a thread goes.
-        with statements_watched(wake, "SELECT checkpoint_segments.start"):
-            swept = saver.sweep(Retention(idle_after=DAY))
+    # What is asked right before the rest of a thread goes.
+    with woken(ready_url, line[-1], "SELECT checkpoint_segments.start") as woke:
+        swept = saver.sweep(Retention(idle_after=DAY))
     assert swept == Swept(skipped=1)
     assert len(list(saver.list(config("t")))) == 7
     assert values_of(saver, woke[0]) == {"n": 6, "big": [5] * 9}
