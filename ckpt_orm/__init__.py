@@ -6,7 +6,7 @@ What is public is named here. To read the code, follow a call:
     lifetime, removing    how it is made, scoped and closed; what deletes and copies
     codec        MEANING: configs and checkpoints become rows, rows become CheckpointTuples
     rows         what travels between the codec and the operations
-    messages, unchanged    messages that were decoded, or encoded, before
+    messages, unchanged, stretches    messages that were decoded, or encoded, before
     compression  what a serde makes, smaller
     documents    what JSON can hold, and the one rule for what it cannot
     refusals     what the serde cannot hold: told by its channel, and left out of metadata

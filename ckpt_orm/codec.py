@@ -68,7 +68,7 @@ from ckpt_orm.rows import (
     named_by,
     version_key,
 )
-from ckpt_orm.unchanged import Encodings
+from ckpt_orm.unchanged import Encodings, Place
 
 
 class Codec:
@@ -77,7 +77,8 @@ class Codec:
     Args:
         serde: the saver's serializer, read at call time because LangGraph and users replace it.
         reader: what reads msgpack in its place, and faster; None: nothing does.
-        encodings: what messages were encoded as before; None: nothing is known.
+        encodings: what lists of messages were encoded as, and what was read of them, to be told or
+            asked; None: nothing is known.
         logs: told what is read, so that a later put can share its bytes; None: nobody is.
     """
 
@@ -113,7 +114,7 @@ class Codec:
         """The rows of a checkpoint; `config` names its parent. No blob is compressed yet."""
         parent = named_by(config)
         key = check_put(parent, checkpoint, new_versions)
-        inline, blobs = self._split(checkpoint, new_versions)
+        inline, blobs = self._split(key, checkpoint, new_versions)
         versions = checkpoint["channel_versions"]
         document = documents.dump(
             checkpoint,
@@ -137,7 +138,7 @@ class Codec:
         )
 
     def _split(
-        self, checkpoint: Checkpoint, new_versions: ChannelVersions
+        self, key: Key, checkpoint: Checkpoint, new_versions: ChannelVersions
     ) -> tuple[dict[str, Any], list[Blob]]:
         """What is inlined in the document, and what becomes blobs."""
         values, versions = checkpoint["channel_values"], checkpoint["channel_versions"]
@@ -159,7 +160,7 @@ class Codec:
                 pack = partial(self._pack, where=f"channel {channel!r}")
                 inline[channel] = documents.packed(value, pack)
             elif is_new or small:
-                blobs.append(self._blob(channel, version, value))
+                blobs.append(self._blob(channel, version, value, _place(key, channel)))
         if not new_versions.keys() <= values.keys():
             blobs.extend(
                 self._empty(channel, _version_of(channel, versions, new_versions))
@@ -184,9 +185,11 @@ class Codec:
         ]
         return rows._replace(blobs=blobs, plain=rows.blobs)
 
-    def _blob(self, channel: str, version: str | int | float, value: Any) -> Blob:
+    def _blob(
+        self, channel: str, version: str | int | float, value: Any, place: Place | None = None
+    ) -> Blob:
         try:
-            tag, payload = self._dumps(value)
+            tag, payload = self._dumps(value, place)
         except REFUSALS as error:
             raise self._refusal(f"channel {channel!r}", value, error) from error
         key = version if type(version) is str else version_key(version)
@@ -218,7 +221,7 @@ class Codec:
         for position, (channel, value) in enumerate(writes):
             idx = WRITES_IDX_MAP.get(channel, position)
             try:
-                tag, payload = self._smallest(*self._dumps(value))
+                tag, payload = self._smallest(*self._dumps(value, _place(key, channel)))
             except REFUSALS as error:
                 raise self._refusal(f"a write to channel {channel!r}", value, error) from error
             rows[idx] = Write(idx, str.__str__(channel), tag, payload)
@@ -295,7 +298,10 @@ class Codec:
             blob = blob._replace(type=tag, blob=payload, digest=None)
         if self.logs is not None:
             self.logs.read(key, blob, payload, segments)
-        return self._loads(tag, payload, "checkpoint_blobs", row)
+        value = self._loads(tag, payload, "checkpoint_blobs", row)
+        if self._encodings is not None and tag == "msgpack":
+            self._encodings.loaded(self._plain, _place(key, blob.channel), value, payload)
+        return value
 
     # --- the serde ---
 
@@ -309,11 +315,11 @@ class Codec:
     def _smallest(self, tag: str, payload: bytes) -> tuple[str, bytes]:
         return (tag, payload) if self.zstd is None else self.zstd.smaller(tag, payload)
 
-    def _dumps(self, value: Any) -> tuple[str, bytes]:
+    def _dumps(self, value: Any, place: Place | None = None) -> tuple[str, bytes]:
         if self._encodings is None:
             tag, payload = self._plain.dumps_typed(value)
         else:
-            tag, payload = self._encodings.dumps(self._plain, value)
+            tag, payload = self._encodings.dumps(self._plain, value, place)
         if not self.inlines:
             check_tag(tag)
         return tag, bytes(payload)  # a bytearray is handed through as the caller's own object
@@ -344,6 +350,11 @@ class Codec:
             raise
         except Exception as error:
             raise CorruptCheckpoint(f"{table} {row}", _problem(tag, error)) from error
+
+
+def _place(key: Key, channel: str) -> Place:
+    """Whose list of messages is meant, where one is remembered."""
+    return key.thread_id, key.checkpoint_ns, channel
 
 
 def _version_of(channel: str, versions: ChannelVersions, new: ChannelVersions) -> Any:

@@ -304,8 +304,9 @@ class SQLAlchemySaver(Lifetime, Finding, Removing, Upkeep, BaseCheckpointSaver[s
         return f"{number + 1:032d}.{random.randrange(10**16):016d}"
 
     def _decoder(self, logs: Logs | None = None) -> Codec:
-        """What decodes with the serde of the moment, and tells `logs` what it has read."""
-        return Codec(self.serde, self._readers.of(self.serde), logs)
+        """What decodes with the serde of the moment, and remembers what it reads if `logs` do."""
+        encodings = None if logs is None else self._encodings
+        return Codec(self.serde, self._readers.of(self.serde), logs, encodings)
 
     def _encode_writes(self, config: RunnableConfig, *given: Any) -> WriteRows:
         rows = Codec(self.serde, encodings=self._encodings).encode_writes(config, *given)

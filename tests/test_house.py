@@ -19,7 +19,7 @@ FLOORS = [
     {"documents", "models", "columns", "scope", "growth", "failures", "compression", "modes"}
     | {"names", "urls", "options"},
     {"rows", "migrations", "refusals"},
-    {"logs", "messages", "parcels", "unchanged"},
+    {"logs", "messages", "parcels", "stretches", "unchanged"},
     {"codec"},
     {"statements"},
     {"lanes"},

@@ -35,6 +35,7 @@ from ckpt_orm import SQLAlchemySaver
 from ckpt_orm.unchanged import SHORTEST, Encodings
 
 SERDE = JsonPlusSerializer()
+PLACE = ("thread", "", "messages")
 
 
 class Counting(JsonPlusSerializer):
@@ -98,7 +99,18 @@ CHANGES: st.SearchStrategy[Callable[[BaseMessage], None]] = st.one_of(
 
 
 def same(encodings: Encodings, messages: list[Any]) -> None:
-    assert encodings.dumps(SERDE, messages) == SERDE.dumps_typed(messages)
+    assert encodings.dumps(SERDE, messages, PLACE) == SERDE.dumps_typed(messages)
+
+
+def loaded(encodings: Encodings, stored: tuple[str, bytes]) -> list[Any]:
+    """A list that was read."""
+    messages: list[Any] = SERDE.loads_typed(stored)
+    encodings.loaded(SERDE, PLACE, messages, stored[1])
+    return messages
+
+
+#: To a list of messages, between two times that it is put.
+HAPPENS = ("nothing", "add", "odd", "drop", "change", "copy", "turn", "load")
 
 
 @given(st.data())
@@ -109,10 +121,13 @@ def test_any_history_of_a_list_is_encoded_as_the_serde_does(data: st.DataObject)
     for _ in range(data.draw(st.integers(2, 12))):
         for _ in range(data.draw(st.sampled_from([1, 4]))):
             same(encodings, messages)
-        what = data.draw(st.sampled_from(["nothing", "add", "drop", "change", "copy", "turn"]))
+        what = data.draw(st.sampled_from(HAPPENS))
         at = data.draw(st.integers(0, len(messages) - 1))
         if what == "add":
             messages = [*messages, data.draw(MESSAGES)]
+        elif what == "odd":
+            odd = ToolMessage("odd", tool_call_id="1", artifact={"at": datetime.now(timezone.utc)})
+            messages = [*messages[:at], odd, *messages[at:]]
         elif what == "drop" and len(messages) > 1:
             messages = [*messages[:at], *messages[at + 1 :]]
         elif what == "change":
@@ -121,6 +136,8 @@ def test_any_history_of_a_list_is_encoded_as_the_serde_does(data: st.DataObject)
             messages[at] = copy.deepcopy(messages[at])
         elif what == "turn":
             messages = messages[::-1]
+        elif what == "load":
+            messages = loaded(encodings, SERDE.dumps_typed(messages))
 
 
 def known(*messages: Any) -> tuple[Encodings, list[Any]]:
@@ -158,15 +175,19 @@ EQUAL: dict[str, Callable[[Any], None]] = {
 }
 
 
-@pytest.mark.parametrize("change", EQUAL.values(), ids=EQUAL)
-def test_a_change_is_seen_whatever_equals_it(change: Callable[[Any], None]) -> None:
-    message = AIMessage(
+def message_to_change() -> AIMessage:
+    return AIMessage(
         "hello",
         name="1",
         tool_calls=[call()],
         additional_kwargs={"n": 1, "items": [1, 2]},
         response_metadata={"zero": 0.0},
     )
+
+
+@pytest.mark.parametrize("change", EQUAL.values(), ids=EQUAL)
+def test_a_change_is_seen_whatever_equals_it(change: Callable[[Any], None]) -> None:
+    message = message_to_change()
     encodings, found = known(HumanMessage("before"), message)
     change(message)
     same(encodings, found)
@@ -179,7 +200,7 @@ def test_what_cannot_be_encoded_any_more_raises_as_the_serde_does() -> None:
     for odd in (UserDict(), object()):
         message.additional_kwargs["odd"] = odd
         with pytest.raises(ormsgpack.MsgpackEncodeError):
-            encodings.dumps(SERDE, found)
+            encodings.dumps(SERDE, found, PLACE)
     message.additional_kwargs.clear()
     same(encodings, found)
 
@@ -190,7 +211,7 @@ def test_what_msgpack_cannot_hold_is_pickled_whole() -> None:
     message.additional_kwargs["odd"] = {1, 2}.__class__
     serde = JsonPlusSerializer(pickle_fallback=True)
     for _ in range(3):
-        tag, payload = encodings.dumps(serde, found)
+        tag, payload = encodings.dumps(serde, found, PLACE)
         assert (tag, serde.loads_typed((tag, payload))) == ("pickle", found)
 
 
@@ -311,7 +332,7 @@ def test_what_changes_meanwhile(
 
     monkeypatch.setattr(JsonPlusSerializer, "dumps_typed", interrupted)
     before = found.copy()
-    read = SERDE.loads_typed(encodings.dumps(SERDE, found))
+    read = SERDE.loads_typed(encodings.dumps(SERDE, found, PLACE))
     assert len(read) == 3
     assert read[1:] == before[1:]
     monkeypatch.undo()
@@ -335,23 +356,142 @@ def test_what_is_known_is_not_encoded(monkeypatch: pytest.MonkeyPatch) -> None:
     first, second, third = HumanMessage("a"), AIMessage("b", tool_calls=[call()]), AIMessage("c")
     encodings, _ = known(first, second)
     asked = calls_of(monkeypatch)
-    encodings.dumps(SERDE, [first, second])
-    encodings.dumps(SERDE, [second, first, first])
+    encodings.dumps(SERDE, [first, second], PLACE)
+    encodings.dumps(SERDE, [second, first, first], PLACE)
     assert asked == []
-    encodings.dumps(SERDE, [first, second, third])
+    encodings.dumps(SERDE, [first, second, third], PLACE)
     assert asked == [[third]]
-    encodings.dumps(SERDE, [first, third])
+    encodings.dumps(SERDE, [first, third], PLACE)
     assert asked == [[third]]
     second.tool_calls[0]["id"] = "other"
-    encodings.dumps(SERDE, [first, second, third])
+    encodings.dumps(SERDE, [first, second, third], PLACE)
     assert asked == [[third], [second]]
+
+
+def test_what_was_read_is_not_encoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    encodings = Encodings(shortest=1)
+    before = [HumanMessage("a"), AIMessage("b", tool_calls=[call()]), HumanMessage("c")]
+    stored = SERDE.dumps_typed(before)
+    messages = loaded(encodings, stored)
+    asked = calls_of(monkeypatch)
+    assert encodings.dumps(SERDE, messages, PLACE) == stored
+    assert asked == []
+    new = AIMessage("new")
+    encodings.dumps(SERDE, [*messages, new], PLACE)
+    assert asked == [[new]]
+    messages[1].tool_calls[0]["id"] = "other"
+    encodings.dumps(SERDE, [*messages, new], PLACE)
+    assert asked == [[new], [messages[1]]]
+
+
+@pytest.mark.parametrize("change", EQUAL.values(), ids=EQUAL)
+def test_what_was_read_and_changed_is_encoded(change: Callable[[Any], None]) -> None:
+    encodings = Encodings(shortest=1)
+    found = loaded(encodings, SERDE.dumps_typed([HumanMessage("before"), message_to_change()]))
+    change(found[1])
+    same(encodings, found)
+    same(encodings, found)
+
+
+def test_what_was_read_may_have_an_extra_field_that_goes() -> None:
+    encodings = Encodings(shortest=1)
+    odd = HumanMessage("a", extra_field="here")  # type: ignore[call-arg]
+    found = loaded(encodings, SERDE.dumps_typed([odd, HumanMessage("b")]))
+    found[0].__pydantic_extra__.clear()
+    same(encodings, found)
+    same(encodings, found)
+
+
+def test_a_list_whose_payload_has_another_header_is_not_remembered() -> None:
+    """A list in more bytes than are needed is one too, which other programs may have written."""
+    encodings, messages = Encodings(shortest=1), [HumanMessage("a"), HumanMessage("b")]
+    _, payload = SERDE.dumps_typed(messages)
+    encodings.loaded(SERDE, PLACE, messages, b"\xdc\x00\x02" + payload[1:])
+    assert len(encodings._lists) == 0
+    same(encodings, messages)
+
+
+@pytest.mark.parametrize("read", [False, True])
+def test_only_what_is_odd_is_encoded_each_time(read: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    encodings = Encodings(shortest=1)
+    now = datetime(2026, 1, 2, tzinfo=timezone.utc)
+    odd = ToolMessage("x", tool_call_id="1", artifact={"at": now})
+    found: list[Any] = [HumanMessage(f"{number}") for number in range(9)]
+    found[4:4] = [odd]
+    if read:
+        found = loaded(encodings, SERDE.dumps_typed(found))
+    same(encodings, found)
+    asked = calls_of(monkeypatch)
+    for _ in range(20):
+        found = [*found, HumanMessage("new")]
+        asked.clear()
+        encodings.dumps(SERDE, found, PLACE)
+        assert asked == [[found[4]], [found[-1]]]
+    found[4].artifact["at"] = None
+    monkeypatch.undo()
+    same(encodings, found)
+
+
+def test_a_list_of_which_much_is_odd_is_left_to_the_serde(monkeypatch: pytest.MonkeyPatch) -> None:
+    encodings, found = Encodings(shortest=1), [*objects(), HumanMessage("a")]
+    same(encodings, found)
+    asked = calls_of(monkeypatch)
+    encodings.dumps(SERDE, found, PLACE)
+    assert asked == [found]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda found: [*found[:20], HumanMessage("new"), *found[21:]],
+        lambda found: [*found[:20], *found[25:]],
+        lambda found: [*found[5:], HumanMessage("new")],
+        lambda found: [*found[:10], *found[30:], *found[10:30]],
+        lambda found: found[:30],
+        lambda found: [found[0], HumanMessage("summary"), *found[-3:]],
+    ],
+    ids=["edited", "removed", "window", "moved", "an earlier fork", "summarized"],
+)
+def test_of_another_list_only_what_is_new_is_encoded(
+    change: Callable[[list[Any]], list[Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encodings = Encodings(shortest=1)
+    found: list[Any] = [HumanMessage(f"{number}", id=f"{number % 3}") for number in range(40)]
+    for number in range(30, 41):
+        same(encodings, found[:number])
+    other = change(found)
+    expected = SERDE.dumps_typed(other)
+    asked = calls_of(monkeypatch)
+    assert encodings.dumps(SERDE, other, PLACE) == expected
+    encoded = [message for messages in asked for message in messages]
+    assert encoded == [message for message in other if message.content in ("new", "summary")]
+    asked.clear()
+    assert encodings.dumps(SERDE, other, PLACE) == expected
+    assert asked == []
+
+
+def test_a_server_that_has_run_for_long_remembers_what_it_reads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whatever fills the memory: each run of a thread reads its list first, and then puts it."""
+    encodings = Encodings(200_000, shortest=1)
+    stored = SERDE.dumps_typed([HumanMessage(f"{number}") for number in range(20)])
+    for number in range(50):
+        encodings.loaded(SERDE, (f"{number}", "", "messages"), SERDE.loads_typed(stored), stored[1])
+    assert not encodings._lists.has_room()
+    messages = loaded(encodings, stored)
+    asked = calls_of(monkeypatch)
+    for _ in range(10):
+        messages = [*messages, HumanMessage("new")]
+        encodings.dumps(SERDE, messages, PLACE)
+    assert asked == [[message] for message in messages[20:]]
 
 
 def test_a_short_list_is_left_to_the_serde(monkeypatch: pytest.MonkeyPatch) -> None:
     encodings, messages = Encodings(), [HumanMessage("a")] * (SHORTEST - 1)
     asked = calls_of(monkeypatch)
     for _ in range(3):
-        encodings.dumps(SERDE, messages)
+        encodings.dumps(SERDE, messages, PLACE)
     assert asked == [messages] * 3
 
 
@@ -359,15 +499,15 @@ def test_another_serde_is_asked_each_time(monkeypatch: pytest.MonkeyPatch) -> No
     message = HumanMessage("a")
     encodings, found = known(message)
     asked = calls_of(monkeypatch)
-    encodings.dumps(Counting(), found)
-    encodings.dumps(SERDE, {"messages": found})
-    encodings.dumps(SERDE, (message,))
-    encodings.dumps(SERDE, [message, "text"])
-    encodings.dumps(SERDE, [])
+    encodings.dumps(Counting(), found, PLACE)
+    encodings.dumps(SERDE, {"messages": found}, PLACE)
+    encodings.dumps(SERDE, (message,), PLACE)
+    encodings.dumps(SERDE, [message, "text"], PLACE)
+    encodings.dumps(SERDE, [], PLACE)
     assert len(asked) == 5
     patched = JsonPlusSerializer()
     patched.dumps_typed = lambda value: ("mine", b"")  # type: ignore[method-assign]
-    assert encodings.dumps(patched, found) == ("mine", b"")
+    assert encodings.dumps(patched, found, PLACE) == ("mine", b"")
 
 
 @pytest.mark.parametrize("calls", [0, 3])
@@ -378,7 +518,7 @@ def test_no_more_is_kept_than_it_is_told(calls: int) -> None:
             for i in range(10)
         ]
         for _ in range(3):
-            encodings.dumps(SERDE, messages)
+            encodings.dumps(SERDE, messages, (f"{number}", "", "messages"))
 
     most = 2_000_000
     encodings = Encodings(most, shortest=1)
@@ -391,7 +531,7 @@ def test_no_more_is_kept_than_it_is_told(calls: int) -> None:
         assert 0.2 * most < tracemalloc.get_traced_memory()[0] < most
     finally:
         tracemalloc.stop()
-    assert len(encodings._known) < 1_000
+    assert len(encodings._lists) < 100
 
 
 def test_threads_may_encode_at_once() -> None:
