@@ -1,6 +1,8 @@
 """W5: a LangGraph agent of two nodes that loops, invoked again and again on one thread.
 
-The floor is the same graph with LangGraph's in-memory saver: what the loop itself costs.
+The floor is the same graph with LangGraph's in-memory saver: what the loop itself costs. And the
+same agent on many threads in turn, as a server runs it that has run for long: each thread is read
+anew, and whatever a saver remembers is of other threads as well.
 """
 
 from __future__ import annotations
@@ -8,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterator
+from itertools import cycle
 from typing import Annotated, Any
 
 from langchain_core.messages import AIMessage, HumanMessage
@@ -67,15 +70,24 @@ def loop_of(colour: str, supersteps: int, saver: Any) -> Any:
 
 
 def invoked(
-    graph: Any, thread: str, durability: str, loop: asyncio.AbstractEventLoop | None
+    graph: Any,
+    thread: str,
+    durability: str,
+    loop: asyncio.AbstractEventLoop | None,
+    messages: int = 1,
 ) -> Callable[[], float]:
-    """A call that runs the graph once more on the thread, and returns the seconds it took."""
+    """A call that runs the graph once more on the thread, and returns the seconds it took.
+
+    The first run gets so many messages, and each one after that gets one.
+    """
     config = {"configurable": {"thread_id": thread}, "recursion_limit": 100}
     runs = 0
 
     def call() -> float:
         nonlocal runs
-        asked = {"messages": [HumanMessage(words(runs), id=f"user-{runs}")], "turn": 0}
+        number = 1 if runs else messages
+        said = [HumanMessage(words(runs + at), id=f"user-{runs}-{at}") for at in range(number)]
+        asked = {"messages": said, "turn": 0}
         runs += 1
         begin = time.perf_counter()
         if loop is None:
@@ -95,6 +107,26 @@ def measure(arena: Arena, scale: Scale) -> Iterator[Row]:
                 samples = _samples(contestants, scale, colour, durability)
                 what = f"agent loop, durability={durability}"
                 yield times("W5", what, arena.database, samples, colour)
+            what = f"agents, {scale.agents} threads of {scale.agent_messages} messages in turn"
+            yield times("W5", what, arena.database, _in_turn(contestants, scale, colour), colour)
+
+
+def _in_turn(contestants: dict[str, Contestant], scale: Scale, colour: str) -> Samples:
+    """Each thread's agent is invoked once, then each one again."""
+
+    def call_of(contestant: Contestant) -> Callable[[], float]:
+        graph = loop_of(colour, scale.supersteps, contestant.saver)
+        names = [f"turn-{number}" for number in range(scale.agents)]
+        calls = [
+            invoked(graph, name, "async", contestant.loop, scale.agent_messages) for name in names
+        ]
+        for call in calls:
+            call()
+        turns = cycle(calls)
+        return lambda: next(turns)()
+
+    calls = {name: call_of(contestant) for name, contestant in contestants.items()}
+    return Rounds(scale.seed).take(calls, scale.agents * scale.turns, warm_up=scale.agents)
 
 
 def _samples(

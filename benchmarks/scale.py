@@ -16,6 +16,8 @@ class Scale:
         rounds: samples of a single call.
         history: the longest conversation whose whole history is listed.
         supersteps, invokes: of the agent of W5.
+        agents, agent_messages, turns: threads that agents of W5 run on in turn, the messages that
+            each begins with, and how often each runs.
         callers, caller_steps, crowd_rounds: of W6.
         items, changes: messages (or keys) in a value of W7, and how often it changes.
         link_rounds: samples of a call over the link of W8.
@@ -30,6 +32,9 @@ class Scale:
     history: int = 200
     supersteps: int = 10
     invokes: int = 20
+    agents: int = 30
+    agent_messages: int = 200
+    turns: int = 2
     callers: int = 16
     caller_steps: int = 6
     crowd_rounds: int = 11
@@ -47,6 +52,9 @@ SMOKE = Scale(
     history=24,
     supersteps=2,
     invokes=1,
+    agents=2,
+    agent_messages=20,
+    turns=1,
     callers=4,
     caller_steps=2,
     crowd_rounds=2,

@@ -20,7 +20,7 @@ from sqlalchemy.sql.base import Executable
 from ckpt_orm import documents
 from ckpt_orm.lanes import Lane
 from ckpt_orm.logs import ChainMoved, whole
-from ckpt_orm.parcels import parcel_of, parcel_of_calls
+from ckpt_orm.parcels import FEW, few_of, parcel_of, parcel_of_calls
 from ckpt_orm.rows import Blob, Found, FoundWrite, Key, PutRows, Segment, Tail, Write, WriteRows
 from ckpt_orm.statements import Page
 
@@ -237,11 +237,17 @@ put_renewed = replace(put, function=_put_renewed, combines=False)
 
 
 def _put_at_once(lane: Lane, params: Mapping[str, Any], rows: PutRows) -> None:
-    expected = len(rows.tails)
-    params = {**params, **parcel_of(rows.blobs, rows.tails), "expected": expected}
-    if not expected:
-        lane.execute(lane.st.PUT, params)
-    elif lane.execute(lane.st.PUT_GROWING, params)[0][0] != expected:
+    blobs, expected = len(rows.blobs), len(rows.tails)
+    if blobs + expected <= FEW:
+        given, statement = (
+            few_of(rows.blobs, rows.tails),
+            lane.st.few_put(blobs=blobs, tails=expected),
+        )
+    else:
+        given = parcel_of(rows.blobs, rows.tails)
+        statement = lane.st.PUT_GROWING if expected else lane.st.PUT
+    added = lane.execute(statement, {**params, **given, "expected": expected})
+    if expected and added[0][0] != expected:
         raise ChainMoved
 
 
@@ -273,7 +279,11 @@ def add_segment(lane: Lane, thread: Mapping[str, Any], tail: Tail) -> None:
 def put_writes(lane: Lane, rows: WriteRows) -> None:
     """Store the writes of a task."""
     task = {**rows.task(), **rows.filled}
-    store(lane, lane.st.WRITES, task, rows.writes)
+    if lane.st.dialect.stores_each or len(rows.writes) > FEW:
+        store(lane, lane.st.WRITES, task, rows.writes)
+    elif rows.writes:
+        statement = lane.st.few_writes(rows=len(rows.writes))
+        lane.execute(statement, {**task, **few_of(rows.writes)})
 
 
 def take_turns(lane: Lane, threads: Collection[str]) -> None:

@@ -1,16 +1,38 @@
-"""The rows of a call as two parameters: their cells as JSON, their bytes as one string.
+"""The rows of a call as parameters: a few as one for each cell, and more of them as two.
 
-So a statement is the same for any number of rows. A cell of bytes is a place in the string, counted
-from 1 as SQL does; a row's largest one has its size beside it, and the row's digest behind it.
+These are their cells as JSON, and their bytes as one string, so that a statement is the same for
+any number of rows. A cell of bytes is a place in the string, counted from 1 as SQL does; a row's
+largest one has its size beside it, and the row's digest behind it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 from ckpt_orm import documents
 from ckpt_orm.rows import Blob, PutRows, Tail, Write, WriteRows
+
+#: So many rows are a few: to take them out of JSON would cost the server more than to store them.
+FEW = 8
+
+
+def few_of(rows: Sequence[Blob | Write], tails: Sequence[Tail] = ()) -> dict[str, Any]:
+    """The parameters of a few blobs or writes, and of what is added to chains with blobs."""
+    given: dict[str, Any] = {}
+    for at, row in enumerate(rows):
+        given |= zip(_names("rows", type(row)._fields, at), row, strict=True)
+    for at, tail in enumerate(sorted(tails, key=_chain)):
+        given |= zip(_names("tails", tail._fields, at), tail, strict=True)
+        given[f"tails_place_{at}"] = at
+    return given
+
+
+@lru_cache(maxsize=256)
+def _names(rows: str, cells: tuple[str, ...], at: int) -> tuple[str, ...]:
+    """What the parameters of a row's cells are called."""
+    return tuple(f"{rows}_{cell}_{at}" for cell in cells)
 
 
 class Parcel:

@@ -74,17 +74,28 @@ def test_a_payload_is_sent_once(
             assert values_of(saver, config("t")) == {"log": [*BEGUN, value]}
 
 
-STORING = ("PUT", "PUT_GROWING", "WRITES", "STORES", "SEGMENTS_TOLD")
+STORING: dict[str, Callable[[Any], Any]] = {
+    "a put": lambda st: st.PUT,
+    "a put that adds": lambda st: st.PUT_GROWING,
+    "writes": lambda st: st.WRITES,
+    "several calls": lambda st: st.STORES,
+    "segments": lambda st: st.SEGMENTS_TOLD,
+    "a put of few": lambda st: st.few_put(blobs=2, tails=0),
+    "a put of few that adds": lambda st: st.few_put(blobs=2, tails=2),
+    "few writes": lambda st: st.few_writes(rows=2),
+}
+#: The parameters that hold a value.
+VALUES = ("(payload)", "(rows_blob_0)", "(tails_data_0)")
 
 
-@pytest.mark.parametrize("name", STORING)
+@pytest.mark.parametrize("statement_of", STORING.values(), ids=STORING)
 @named([POSTGRES[0]])
-def test_it_is_not_copied_on_the_server(saver: Called, name: str) -> None:
+def test_it_is_not_copied_on_the_server(saver: Called, statement_of: Callable[[Any], Any]) -> None:
     """Which would keep what all rows are taken from, on its disk where it is large."""
-    statement = getattr(saver.saver._runner.statements, name)
+    statement = statement_of(saver.saver._runner.statements)
     with saver.engine.connect() as connection:
         compiled = statement.compile(connection)
-        assert str(compiled).count("(payload)") == 1
+        assert {str(compiled).count(name) for name in VALUES} == {0, 1}
         plan = connection.exec_driver_sql(f"EXPLAIN {compiled}", compiled.params).scalars().all()
     assert "Insert on checkpoint" in str(plan)
-    assert "parcel" not in str(plan)
+    assert not {"CTE parcel", "CTE few"} & set(map(str.strip, plan))

@@ -26,7 +26,7 @@ SHAPES = [Page(*flags) for flags in product([False, True], repeat=len(Page._fiel
 
 
 #: What is only for a dialect that stores all at once, beside others, or row by row.
-AT_ONCE = {"PUT", "PUT_GROWING", "TURNS", "TURN_AT_ALL"}
+AT_ONCE = {"PUT", "PUT_GROWING", "TURNS", "TURN_AT_ALL", "few_put", "few_writes"}
 BY_ROW = {"TIP", "NEXT_SEGMENT", "FOLDING_SEGMENT", "FOLDED"}
 
 
@@ -44,15 +44,16 @@ def every(st: Statements) -> Iterator[tuple[str, Executable]]:
             yield from ((f"{name}{given}", found(*given[0], **given[1])) for given in calls(name))
 
 
-def calls(name: str) -> Iterator[tuple[tuple[Any, ...], dict[str, bool]]]:
-    """Each way to call a method: with each shape, or with each of its flags set or not."""
+def calls(name: str) -> Iterator[tuple[tuple[Any, ...], dict[str, int]]]:
+    """Each way to call a method: with each shape, flags set or not, for one row and for two."""
     parameters = list(inspect.signature(getattr(Statements, name)).parameters.values())[1:]
     if [p.name for p in parameters] == ["shape"]:
         yield from (((shape,), {}) for shape in SHAPES)
         return
-    assert all(p.kind is p.KEYWORD_ONLY and p.annotation == "bool" for p in parameters), name
-    for flags in product([False, True], repeat=len(parameters)):
-        yield (), dict(zip((p.name for p in parameters), flags, strict=True))
+    assert all(p.kind is p.KEYWORD_ONLY for p in parameters), name
+    ways = [{"bool": (False, True), "int": (1, 2)}[p.annotation] for p in parameters]
+    for given in product(*ways):
+        yield (), dict(zip((p.name for p in parameters), given, strict=True))
 
 
 QUERY = re.compile(r"\s*(SELECT|DELETE|UPDATE|INSERT|WITH)")

@@ -6,11 +6,14 @@ import asyncio
 import random
 from typing import Any, TypedDict
 
+import pytest
 from backends import ASYNC_BACKENDS, Called, named
-from builders import checkpoint, config, id_of, put, version
+from builders import checkpoint, config, id_of, put, values_of, version
 from langgraph.checkpoint.base import WRITES_IDX_MAP, writes_sort_key
 from langgraph.graph import END, START, StateGraph
 from langgraph.types import Command, interrupt
+
+from ckpt_orm.parcels import FEW
 
 ERROR, INTERRUPT, RESUME = "__error__", "__interrupt__", "__resume__"
 
@@ -99,6 +102,41 @@ def test_ten_writes_of_a_task_are_in_order_of_number(saver: Called) -> None:
     stored = put(saver, "t", {})
     saver.put_writes(stored, [("c", number) for number in range(12)], "T")
     assert [value for _, _, value in writes_of(saver, stored)] == list(range(12))
+
+
+#: Fewer rows than travel as parameters of their own, as many, and more.
+NUMBERS = (1, FEW // 2, FEW, FEW + 1, 3 * FEW)
+
+
+@pytest.mark.parametrize("number", NUMBERS)
+def test_any_number_of_writes_is_stored(saver: Called, number: int) -> None:
+    first = put(saver, "t", {})
+    writes = [(f"c{n}", b"" if n % 2 else {"n": n, "None": None}) for n in range(number)]
+    for again in (False, True):
+        special: Any = [(INTERRUPT, again)]
+        saver.put_writes(first, [*writes, *special][-number:], "task", "~path")
+        saver.put_writes(first, [*special, *writes], "other")
+    assert writes_of(saver, first) == [
+        ("other", INTERRUPT, True),
+        *(("other", *write) for write in writes),
+        ("task", INTERRUPT, True),
+        *(("task", *write) for write in [*writes, *special][-number:-1]),
+    ]
+
+
+@pytest.mark.parametrize("number", NUMBERS)
+def test_any_number_of_channels_is_stored(saver: Called, number: int) -> None:
+    """Some are whole and some are logs, whose chains begin with one checkpoint and then go on."""
+    values: dict[str, Any] = {f"empty{n}": [] for n in range(number)}
+    at: Any = None
+    for step in range(4):
+        for n in range(number):
+            values[f"log{n}"] = [f"{n}:{i:0100d}" for i in range(200 + step)]
+        at = put(saver, "t", values, at, {"step": step})
+        assert values_of(saver, at) == values
+    for found in saver.list(config("t")):
+        values = found.checkpoint["channel_values"]
+        assert {len(values[f"log{n}"]) for n in range(number)} == {200 + found.metadata["step"]}
 
 
 def test_writes_may_come_before_their_checkpoint(saver: Called) -> None:

@@ -8,7 +8,7 @@ same one have the same key, so one of them is not stored.
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple
 
 from sqlalchemy import (
     BigInteger,
@@ -36,6 +36,7 @@ from ckpt_orm.statements.writing import (
     THREAD,
     Writing,
     at_places,
+    few_rows,
     not_among,
     params,
     part,
@@ -52,8 +53,21 @@ CELLS: dict[str, type[TypeEngine[Any]]] = {
     "follows": LargeBinary,
 }
 
-#: Where segments come from, None for parameters; their cells; their data and digest.
-Tails: TypeAlias = tuple[FromClause | None, dict[str, Column], dict[str, Column]]
+
+class Tails(NamedTuple):
+    """Segments that are to be stored.
+
+    Args:
+        rows: where they come from, None for parameters.
+        source: the same, beside the payload where their bytes are parts of it.
+        cells: their cells.
+        row: their data and digest.
+    """
+
+    rows: FromClause | None
+    source: FromClause | None
+    cells: dict[str, Column]
+    row: dict[str, Column]
 
 
 class Statements(Writing):
@@ -62,20 +76,33 @@ class Statements(Writing):
     # --- where one statement stores all ---
 
     @cached_property
-    def PUT_GROWING(self) -> Executable:
+    def PUT_GROWING(self) -> Any:
         """A checkpoint with its blobs, and what some of them add to chains; or else nothing of it.
 
         It returns how many segments were added, of which `expected` are. It is fewer where a chain
         has moved, and where a version is there whose chain would be started: it may be on its way
         out. Those that were added stay: nothing refers to them.
         """
-        added = self.SEGMENTS_TOLD.cte("added")
+        return self._put_growing(self._new_segments(self._tails()), blobs=0)
+
+    def few_put(self, *, blobs: int, tails: int) -> Any:
+        """A checkpoint with so many blobs, and tails, where one statement can store them."""
+
+        def make() -> Any:
+            if not tails:
+                return self._put(few=blobs)
+            return self._put_growing(self._new_segments(self._tails(few=tails)), blobs)
+
+        return self._made("put", make, blobs, tails)
+
+    def _put_growing(self, segments: Any, blobs: int) -> Any:
+        added = segments.returning(constant(1)).cte("added")
         number = select(func.count()).select_from(added).scalar_subquery()
         all_are = number == param("expected", Integer)
-        blobs = self._new_blobs(all_are).cte("blobs")
+        stored = self._new_blobs(all_are, few=blobs).cte("blobs")
         # Executed from the last one on, as `together` does: the checkpoint first. Whoever deletes
         # it is waited for there, so that none of its blobs is left out for one that goes with it.
-        return select(number).add_cte(blobs, self._checkpoint(all_are).cte("stored"))
+        return select(number).add_cte(stored, self._checkpoint(all_are).cte("stored"))
 
     @cached_property
     def PUTS(self) -> Any:
@@ -85,15 +112,14 @@ class Statements(Writing):
         to.
         """
         tails = self._tails(several=True)
-        source, tail, row = tails
         # A chain's copy under another thread ends in the same digest, until either goes on.
         names = (*THREAD, "channel", "chain", "start", "digest")
         added = self._new_segments(tails).returning(*(self.segments.c[name] for name in names))
-        cells = {**tail, **row}
-        left = select(*(tail[name] for name in THREAD)).where(
+        cells = {**tails.cells, **tails.row}
+        left = select(*(cells[name] for name in THREAD)).where(
             not_among(added.cte("added"), cells, names)
         )
-        moved = (left if source is None else left.select_from(with_payload(source))).cte("moved")
+        moved = (left if tails.source is None else left.select_from(tails.source)).cte("moved")
         blobs, stored = self._new_blobs(but=moved), self._checkpoint(but=moved)
         return select(moved).add_cte(blobs.cte("blobs"), stored.cte("stored"))
 
@@ -112,17 +138,17 @@ class Statements(Writing):
     @cached_property
     def TIP(self) -> Executable:
         """The digest of a chain's last segment."""
-        return self._last(self.segments, self._tails()[1])
+        return self._last(self.segments, self._tails().cells)
 
     @cached_property
     def NEXT_SEGMENT(self) -> Any:
         """A segment behind the one that is known to be the last."""
-        return self._segments(*self._tails())
+        return self._segments(self._tails())
 
     @cached_property
     def FOLDING_SEGMENT(self) -> Any:
         """One in place of the last ones; those after its start, `FOLDED`, are to be deleted."""
-        insert = self._segments(*self._tails())
+        insert = self._segments(self._tails())
         return insert.on_conflict_do_update(
             index_elements=key_columns(self.segments),
             set_={name: insert.excluded[name] for name in ("data", "digest")},
@@ -169,41 +195,40 @@ class Statements(Writing):
         return self._new_segments(self._tails())
 
     def _new_segments(self, tails: Tails) -> Any:
-        source, cells, row = tails
-        where = self._starts(cells)
-        if source is not None:
-            where = or_(where, self._follows(source, cells))
-        insert = self._segments(source, cells, row, where)
+        where = self._starts(tails.cells)
+        if tails.rows is not None:
+            where = or_(where, self._follows(tails))
+        insert = self._segments(tails, where)
         return insert.on_conflict_do_nothing(index_elements=key_columns(self.segments))
 
-    def _segments(
-        self,
-        source: FromClause | None,
-        cells: dict[str, Column],
-        row: dict[str, Column],
-        *where: ColumnElement[bool],
-    ) -> Any:
-        return self._insert(
-            self.segments,
-            source if source is None else with_payload(source),
-            *where,
-            **{name: cells[name] for name in (*THREAD, "channel", "chain", "start")},
-            **row,
-        )
+    def _segments(self, tails: Tails, *where: ColumnElement[bool]) -> Any:
+        names = (*THREAD, "channel", "chain", "start")
+        cells = {name: tails.cells[name] for name in names}
+        return self._insert(self.segments, tails.source, *where, **cells, **tails.row)
 
-    def _tails(self, *, several: bool = False) -> Tails:
+    def _tails(self, *, several: bool = False, few: int = 0) -> Tails:
         """Segments of one thread and namespace, which are parameters, or of several."""
+        cells = {**THREAD, **CELLS} if several else CELLS
         if self.dialect.stores_each:
             row = {"data": param("data", LargeBinary), "digest": param("digest", LargeBinary)}
             cells = {**THREAD, **CELLS}
-            return None, {name: param(name, type_) for name, type_ in cells.items()}, row
-        cells = {**THREAD, **CELLS} if several else CELLS
-        tails = self.dialect.rows("tails", **places(cells), place=Integer, size=Integer)
+            given = {name: param(name, type_) for name, type_ in cells.items()}
+            return Tails(None, None, given, row)
+        if few:
+            types = {**cells, "data": LargeBinary, "digest": LargeBinary, "place": Integer}
+            # Named once, and not kept: as `PAYLOAD`.
+            named = select(few_rows("tails", few, types)).cte("few")
+            found = named.prefix_with("NOT MATERIALIZED")
+            row = {name: found.c[name] for name in ("data", "digest")}
+            given = {**params(*THREAD), **{name: found.c[name] for name in cells}}
+            return Tails(found, found, given, row)
+        rows = self.dialect.rows("tails", **places(cells), place=Integer, size=Integer)
         if several:  # asked for at several places
-            tails = select(tails).select_from(self._hurried(tails)).cte("tail")
-        place, size = tails.c.place, tails.c.size
+            rows = select(rows).select_from(self._hurried(rows)).cte("tail")
+        place, size = rows.c.place, rows.c.size
         row = {"data": part(place, size), "digest": part(place + size, constant(DIGEST_SIZE))}
-        return tails, {**params(*THREAD), **at_places(tails, cells)}, row
+        given = {**params(*THREAD), **at_places(rows, cells)}
+        return Tails(rows, with_payload(rows), given, row)
 
     def _starts(self, cells: dict[str, Column]) -> ColumnElement[bool]:
         """Whether a tail is the beginning of a chain, for a version that is not there otherwise."""
@@ -216,25 +241,27 @@ class Statements(Writing):
         )
         return and_(cells["follows"].is_(None), ~stored)
 
-    def _follows(self, tails: FromClause, cells: dict[str, Column]) -> ColumnElement[bool]:
+    def _follows(self, tails: Tails) -> ColumnElement[bool]:
         """Whether a chain ends in the digest that a tail is made for.
 
         Its first segment is locked, as it is before a chain is deleted. Whoever has waited for that
         may see a last one that no longer is: what follows it has the key of what is to be added.
         """
-        digest = self._last(self.segments.alias("last"), cells)
+        rows: Any = tails.rows
+        source: Any = tails.source
+        digest = self._last(self.segments.alias("last"), tails.cells)
         first = self.segments.alias("first")
-        at_start = and_(self._is_of(first, cells), first.c.start == constant(0))
+        at_start = and_(self._is_of(first, tails.cells), first.c.start == constant(0))
         held = (
-            select(tails.c.place)
-            .select_from(with_payload(tails).join(first, at_start))
-            .order_by(tails.c.place)
+            select(rows.c.place)
+            .select_from(source.join(first, at_start))
+            .order_by(rows.c.place)
             .with_for_update(of=first)
             .cte("held")
         )
         return and_(
-            tails.c.place.in_(select(held.c.place)),
-            digest.correlate(tails, PAYLOAD).scalar_subquery() == cells["follows"],
+            rows.c.place.in_(select(held.c.place)),
+            digest.correlate(rows, PAYLOAD).scalar_subquery() == tails.cells["follows"],
         )
 
     def _last(self, segments: FromClause, cells: dict[str, Column]) -> Select[Any]:

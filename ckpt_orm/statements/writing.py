@@ -1,9 +1,10 @@
 """Writing: what `put`, `put_writes` and `delete_thread` store and remove.
 
 On Postgres a call is a single statement, so one round trip and one transaction without BEGIN and
-COMMIT. Its rows travel as one JSON parameter, their payloads as one byte string in which each row
-knows its place. So a statement is the same for any number of rows, and bytes are sent as bytes: an
-array of them would go as escaped text with several drivers.
+COMMIT. Its rows, where they are few, are parameters, and the statement another one for each number
+of them. More of them travel as one JSON parameter, their payloads as one byte string in which each
+row knows its place. So a statement is the same for any number of rows, and bytes are sent as bytes:
+an array of them would go as escaped text with several drivers.
 
 On SQLite, which has no writing CTE and no network, it is a statement per table, executed once for
 each row: to take the rows out of JSON would cost it more than to store them.
@@ -11,8 +12,8 @@ each row: to take the rows out of JSON would cost it more than to store them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from functools import cached_property
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property, partial
 from typing import Any
 
 from sqlalchemy import (
@@ -25,11 +26,13 @@ from sqlalchemy import (
     Table,
     Text,
     cast,
+    column,
     delete,
     func,
     select,
     true,
     tuple_,
+    values,
 )
 from sqlalchemy.sql.base import Executable
 from sqlalchemy.sql.selectable import CTE
@@ -61,7 +64,10 @@ class Writing(Finding):
     @cached_property
     def PUT(self) -> Executable:
         """A checkpoint with its blobs, where one statement can store both."""
-        (both,) = self.dialect.together(self.BLOBS, self.CHECKPOINT)
+        return self._put()
+
+    def _put(self, few: int = 0) -> Executable:
+        (both,) = self.dialect.together(self._new_blobs(few=few), self.CHECKPOINT)
         return both
 
     @cached_property
@@ -91,9 +97,11 @@ class Writing(Finding):
         """Blobs; a version that is there already stays as it is."""
         return self._new_blobs()
 
-    def _new_blobs(self, *where: ColumnElement[bool], but: FromClause | None = None) -> Any:
+    def _new_blobs(
+        self, *where: ColumnElement[bool], but: FromClause | None = None, few: int = 0
+    ) -> Any:
         keys = key_columns(self.blobs)
-        return self._blobs(*where, but=but).on_conflict_do_nothing(index_elements=keys)
+        return self._blobs(*where, but=but, few=few).on_conflict_do_nothing(index_elements=keys)
 
     @cached_property
     def SNAPSHOTS(self) -> Any:
@@ -105,16 +113,20 @@ class Writing(Finding):
             where=self.blobs.c.type == constant(EMPTY),
         )
 
-    def _blobs(self, *where: ColumnElement[bool], but: FromClause | None = None) -> Any:
+    def _blobs(
+        self, *where: ColumnElement[bool], but: FromClause | None = None, few: int = 0
+    ) -> Any:
         """Blobs of one thread and namespace; or of several, but those of some threads."""
         several, cells = but is not None, dict.fromkeys(("channel", "version", "type"), Text)
         source, row = self._rows(
             "rows",
             several=several,
+            few=few,
             **(THREAD if several else {}),
             **cells,
             stop=BigInteger,
             chain=LargeBinary,
+            digest=LargeBinary,
         )
         if but is not None:
             where = (*where, not_among(but, row))
@@ -124,6 +136,21 @@ class Writing(Finding):
     def WRITES(self) -> Any:
         """Writes; of one that is there already, only a special channel's (idx < 0) is replaced."""
         return self._writes()
+
+    def few_writes(self, *, rows: int) -> Any:
+        """So many writes, where one statement can store them."""
+        return self._made("writes", partial(self._writes, few=rows), rows)
+
+    def _made(self, name: str, make: Callable[[], Any], *numbers: int) -> Any:
+        """A statement of so many rows, made once."""
+        made, key = self._few, (name, numbers)
+        if key not in made:
+            made[key] = make()
+        return made[key]
+
+    @cached_property
+    def _few(self) -> dict[tuple[str, tuple[int, ...]], Any]:
+        return {}
 
     @cached_property
     def ALL_WRITES(self) -> Any:
@@ -140,12 +167,12 @@ class Writing(Finding):
         told = func.set_config(constant("lock_timeout"), milliseconds, true())
         return select(told.label("told")).cte("hurry")
 
-    def _writes(self, *, several: bool = False) -> Any:
+    def _writes(self, *, several: bool = False, few: int = 0) -> Any:
         key = dict.fromkeys((*THREAD, "checkpoint_id", "task_id", "task_path"), Text)
         cells = {"idx": Integer, "channel": Text, "type": Text}
         name = "writes" if several else "rows"
-        source, row = self._rows(name, several=several, **(key if several else {}), **cells)
-        del row["digest"]
+        keys = key if several else {}
+        source, row = self._rows(name, several=several, few=few, **keys, **cells)
         insert = self._insert(self.writes, source, **{**params(*key), **row})
         replaced = ("channel", "type", "blob", "task_path")
         return insert.on_conflict_do_update(
@@ -169,17 +196,25 @@ class Writing(Finding):
         return self.dialect.together(*deletes)
 
     def _rows(
-        self, name: str, *, several: bool = False, **cells: type[TypeEngine[Any]]
+        self, name: str, *, several: bool = False, few: int = 0, **cells: type[TypeEngine[Any]]
     ) -> tuple[FromClause | None, dict[str, Column]]:
-        """Where the rows of calls come from, None for parameters; their cells, blob and digest."""
+        """Where the rows of calls come from, None for parameters; their cells and blob.
+
+        A digest among the cells is that of the blob, and travels behind it.
+        """
+        types = {**cells, "blob": LargeBinary}
         if self.dialect.stores_each:
-            types = {**cells, "blob": LargeBinary, "digest": LargeBinary}
             return None, {name: param(name, type_) for name, type_ in types.items()}
+        if few:
+            found = few_rows(name, few, types)
+            return found, dict(found.c)
+        digest = cells.pop("digest", None)
         rows = self.dialect.rows(name, **places(cells), start=Integer, size=Integer)
         start, size = rows.c.start, rows.c.size
         columns = at_places(rows, cells)
         columns["blob"] = part(start, size)
-        columns["digest"] = part(start + size, constant(DIGEST_SIZE))
+        if digest is not None:
+            columns["digest"] = part(start + size, constant(DIGEST_SIZE))
         return with_payload(self._hurried(rows) if several else rows), columns
 
     def _hurried(self, rows: FromClause) -> FromClause:
@@ -265,6 +300,17 @@ def at_places(rows: FromClause, cells: Mapping[str, type[TypeEngine[Any]]]) -> d
 def with_payload(rows: FromClause) -> FromClause:
     """Rows beside the payload, of which they have parts."""
     return rows.join(PAYLOAD, true())
+
+
+def few_rows(name: str, number: int, cells: Mapping[str, type[TypeEngine[Any]]]) -> FromClause:
+    """So many rows, each of whose cells is a parameter."""
+    columns = (column(cell, type_) for cell, type_ in cells.items())
+    # Said in words, since not all drivers tell the server a parameter's type.
+    rows = (
+        tuple(cast(param(f"{name}_{cell}_{at}", type_), type_) for cell, type_ in cells.items())
+        for at in range(number)
+    )
+    return values(*columns, name=name).data(list(rows))
 
 
 def part(start: Column, size: Column) -> Column:
