@@ -73,7 +73,7 @@ def test_a_mistyped_file(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_a_file_that_holds_something_is_not_called_mistyped(sqlite_url: URL) -> None:
-    with create_engine(sqlite_url).begin() as connection:
+    with create_engine(sqlite_url, poolclass=NullPool).begin() as connection:
         connection.execute(text("CREATE TABLE orders (id INTEGER)"))
     with SQLAlchemySaver.from_url(sqlite_url) as saver:
         told = refusal(Called(saver, None))
