@@ -67,7 +67,7 @@ class Stretch:
         self._empty = [value for value in containers if not value]
         #: What was in the full ones.
         self._held = _held_in(self._full)
-        self._has_more = any(map(_extra_of, plain)) or any(map(_private_of, plain))
+        self._has_more = any(map(_extra_of, plain))
         #: The bytes of the messages as items of a list, one behind the other.
         self.body: Piece = b""
         #: About how much memory it takes.
@@ -215,7 +215,7 @@ class LeavesMsgpack(Exception):
 
 
 _fields_of, _extra_of = attrgetter("__dict__"), attrgetter("__pydantic_extra__")
-_private_of, _values_of = attrgetter("__pydantic_private__"), dict.values
+_values_of = dict.values
 
 
 def stretch_of(messages: list[BaseMessage]) -> Stretch:
