@@ -68,7 +68,7 @@ class Encodings:
         if not self._is_meant(serde, value) or not CLASSES.issuperset(map(type, value)):
             return
         header = header_of(len(value))
-        if payload.startswith(header):
+        if payload.startswith(header) and 2 * len(payload) < self._most_bytes // 2:
             self._keep(place, (Stretch(value.copy()).of(memoryview(payload)[len(header) :]),))
 
     def dumps(
@@ -126,10 +126,9 @@ class Encodings:
     def _keep(self, place: Place, stretches: tuple[Stretch, ...]) -> None:
         weight = sum(stretch.weight for stretch in stretches)
         number = sum(stretch.number for stretch in stretches)
-        if _ODD * sum(len(stretch.odd) for stretch in stretches) > number:
-            self._lists.keep(place, LEFT)
-        elif weight < self._most_bytes // 2:
-            self._lists.keep(place, Known(stretches, weight))
+        is_odd = _ODD * sum(len(stretch.odd) for stretch in stretches) > number
+        is_left = is_odd or weight > self._most_bytes // 2
+        self._lists.keep(place, LEFT if is_left else Known(stretches, weight))
 
 
 class Known(NamedTuple):
@@ -149,7 +148,7 @@ class Known(NamedTuple):
         return self is LEFT
 
 
-#: What is known of a list that was not put before, and of one with too many odd messages.
+#: What is known of a list that was not put before, and of one that is too large or too odd.
 NOTHING, LEFT = Known((), 0), Known((), OVERHEAD)
 
 

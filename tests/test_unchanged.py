@@ -440,6 +440,21 @@ def test_a_list_of_which_much_is_odd_is_left_to_the_serde(monkeypatch: pytest.Mo
     assert asked == [found]
 
 
+@pytest.mark.parametrize("read", [False, True])
+def test_a_list_that_is_too_large_is_left_to_the_serde(
+    read: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encodings = Encodings(200_000, shortest=1)
+    found: list[Any] = [HumanMessage("x" * 1_000) for _ in range(60)]
+    if read:
+        found = loaded(encodings, SERDE.dumps_typed(found))
+    same(encodings, found)
+    asked = calls_of(monkeypatch)
+    for _ in range(3):
+        encodings.dumps(SERDE, found, PLACE)
+    assert asked == [found] * 3
+
+
 @pytest.mark.parametrize(
     "change",
     [
