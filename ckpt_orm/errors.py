@@ -9,6 +9,7 @@ SchemaNotReady` and `except RuntimeError` work. All of them survive pickling: th
 from __future__ import annotations
 
 from collections.abc import Mapping
+from difflib import get_close_matches
 from typing import Any
 
 
@@ -102,8 +103,11 @@ class UnsupportedDialect(WrongEngine):
         super().__init__(dialect)
 
     def __str__(self) -> str:
+        (dialect,) = self.args
+        near = get_close_matches(str(dialect), ("sqlite", "postgresql"), 1, cutoff=0.7)
+        meant = f" (did you mean {near[0]!r}?)" if near else ""
         return (
-            f"ckpt_orm supports the dialects 'sqlite' and 'postgresql', not {self.args[0]!r}: "
+            f"ckpt_orm supports the dialects 'sqlite' and 'postgresql', not {dialect!r}{meant}: "
             "pass an engine or a URL for one of these"
         )
 

@@ -49,6 +49,13 @@ CONNECTING = {
     "22023": "the server refuses the value of a setting: correct the connection's options",
 }
 
+#: The same for a statement that makes or changes tables.
+DEFINING = {
+    "42501": "the role may not make or change tables here: use one that owns them, or GRANT CREATE "
+    "ON SCHEMA … TO …",
+}
+_DEFINES = re.compile(r"\s*(CREATE|ALTER|DROP|COMMENT)\b", re.IGNORECASE)
+
 #: Of these the words are not told, which would show the value.
 SECRETIVE = {"22023"}
 
@@ -125,7 +132,7 @@ def reason_of(error: BaseException, code: str) -> str:
     line = _own_words(error)
     if code:
         name = "_".join(code.split("_")[:2])
-        reason = (is_connecting(error) and CONNECTING.get(name)) or BY_CODE.get(name, "")
+        reason = _by_code(error, name)
         return _with_words(reason, "" if name in SECRETIVE else line)
     orig = getattr(error, "orig", None)
     for found in (error, orig, getattr(orig, "__cause__", None)):
@@ -133,6 +140,13 @@ def reason_of(error: BaseException, code: str) -> str:
             if isinstance(found, kind):
                 return _with_words(reason, line)
     return _by_words(line)
+
+
+def _by_code(error: BaseException, name: str) -> str:
+    reasons = CONNECTING if is_connecting(error) else {}
+    if _DEFINES.match(str(getattr(error, "statement", None) or "")):
+        reasons = DEFINING
+    return reasons.get(name) or BY_CODE.get(name, "")
 
 
 def is_bare(error: BaseException | None) -> bool:
@@ -194,8 +208,16 @@ def _first_line(error: object) -> str:
 
 
 def _with_words(reason: str, line: str) -> str:
-    """A reason, with words that cannot be those of a password in which there is an @."""
-    return f"{reason} ({line})" if reason and line and "@" not in line else reason
+    """A reason, with words that cannot be those of a password."""
+    return f"{reason} ({line})" if reason and line and not _may_hold_one(line) else reason
+
+
+def _may_hold_one(line: str) -> bool:
+    """Whether a password may be in it: one in which there is an @, or one within a user name."""
+    return "@" in line or _WITH_COLON.search(line) is not None
+
+
+_WITH_COLON = re.compile("(user|role) [\"'“«][^\"'”»]*:")
 
 
 def _by_words(line: str) -> str:
@@ -206,7 +228,7 @@ def _by_words(line: str) -> str:
     for words, reason in BY_WORDS:
         if words.search(line):
             return _with_words(reason, line)
-    return f"{line}; {CORRECT}" if line and "@" not in line else ""
+    return f"{line}; {CORRECT}" if line and not _may_hold_one(line) else ""
 
 
 #: What to do where only a driver's words are known.

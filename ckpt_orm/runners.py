@@ -357,9 +357,9 @@ class Runner:
         return self.engine
 
     def __str__(self) -> str:
-        # A query may hold a password too, which a URL's own repr does not hide.
-        source: Any = self.engine or self.async_engine
-        dialect = source.url.set(query={})
+        # A query may hold a password too, or a name with its colon quoted: repr hides neither.
+        url = cast(Any, self.engine or self.async_engine).url.set(query={})
+        dialect = url.set(username=url.username and url.username.partition(":")[0])
         schema, prefix = self._models.place
         place = f", schema={schema!r}" if schema else ""
         return f"{dialect!r}{place}" + (f", table_prefix={prefix!r}" if prefix else "")

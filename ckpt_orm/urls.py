@@ -30,6 +30,9 @@ _BEHIND = re.compile(
     r"[\w+]+://[^:/]*:[^@]*@[^/?]*(?P<path>[^?]*)(?P<query>.*)", re.ASCII | re.DOTALL
 )
 
+#: What a path begins with that was meant for a server; neither an URI nor a drive.
+_LOGIN = re.compile(r"/*(?!file:)[^/:]{2,}:[^/]*@")
+
 
 def parse(url: str | URL) -> URL:
     """The URL, of a database and driver that there are; `postgres` means `postgresql`.
@@ -60,6 +63,8 @@ def parse(url: str | URL) -> URL:
         ) from error
     if name == "sqlite" and (made.host or made.username):
         raise BadURL("names a host, which a file has not (write three slashes, or four for /)")
+    if name == "sqlite" and _LOGIN.match(made.database or ""):
+        raise BadURL("names a user and a password, which a file has not")
     return made
 
 

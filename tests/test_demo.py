@@ -91,7 +91,7 @@ def test_no_keep_leaves_nothing_and_ascii_terminals_are_served(tmp_path: Path) -
 def test_an_unreachable_server_is_one_line_without_the_password(tmp_path: Path) -> None:
     url = "postgresql://someone:s3cret@127.0.0.1:1/nowhere"
     done = run("--url", url, cwd=tmp_path)
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert done.stderr.startswith("ckpt-orm demo: ")
     assert "Traceback" not in done.stderr
     assert "s3cret" not in done.stdout + done.stderr

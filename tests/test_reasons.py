@@ -333,6 +333,28 @@ def test_a_role_without_rights(server: Server) -> None:
             assert not isinstance(caught.value, DatabaseUnavailable)
 
 
+def test_a_role_that_may_not_make_tables(server: Server) -> None:
+    """Which the grants for their use would not help."""
+    url = server.login("poor")
+    with SQLAlchemySaver.from_url(url) as saver:
+        with pytest.raises(DatabaseError, match=r"42501.* GRANT CREATE ON SCHEMA") as caught:
+            saver.setup()
+        assert "ckpt-orm grant" not in str(caught.value)
+    done = CliRunner().invoke(app, ["upgrade", "--url", url.render_as_string(hide_password=False)])
+    assert done.exit_code == 2
+    assert "GRANT CREATE ON SCHEMA" in done.stderr
+
+
+@pytest.mark.parametrize("driver", DRIVERS)
+def test_a_name_with_a_colon_may_hold_a_password(server: Server, driver: str) -> None:
+    """Where that was quoted along with what follows it."""
+    url = server.url.set(username=f"joe:{VALUE}")
+    error, _ = attempts(url, driver, {})
+    assert VALUE not in str(error)
+    assert "see that the role exists" in str(error)
+    assert VALUE not in repr(SQLAlchemySaver.from_url(url.set(drivername=f"postgresql+{driver}")))
+
+
 def test_a_server_that_is_read_only(server: Server) -> None:
     with SQLAlchemySaver.from_url(server.url) as saver:
         saver.setup()

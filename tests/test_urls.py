@@ -59,6 +59,8 @@ UNSENDABLE = [
         *((url, "cannot be read") for url in UNREADABLE),
         ("sqlite://app.db", "names a host"),
         (f"sqlite+aiosqlite://u:{SECRET}@/app.db", "names a host"),
+        (f"sqlite:///joe:{SECRET}@h/app", "names a user and a password, which a file has not"),
+        (f"sqlite:////joe:{SECRET}@h/app", "names a user and a password, which a file has not"),
         *((url, r"has a port that is no number .* write @ as %40") for url in BAD_PORTS),
         *((url, r"has an @ behind its host .* write @ as %40") for url in CUT),
         *((url, "contains a NUL or a lone surrogate") for url in UNSENDABLE),
@@ -97,6 +99,17 @@ def test_an_unknown_driver(name: str) -> None:
     assert SECRET not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("dialect", "meant"),
+    [("posgresql", "postgresql"), ("postgressql", "postgresql"), ("sqllite", "sqlite")],
+)
+def test_a_dialect_that_is_mistyped(dialect: str, meant: str) -> None:
+    with pytest.raises(UnsupportedDialect, match=rf"not '{dialect}' \(did you mean '{meant}'\?\)"):
+        parse(f"{dialect}://u:{SECRET}@h/d")
+    with pytest.raises(UnsupportedDialect, match="not 'mysql': pass"):
+        parse("mysql://h/d")
+
+
 @pytest.mark.parametrize("name", ["postgres", "postgresql"])
 def test_known_drivers(name: str) -> None:
     for driver in DRIVERS["postgresql"]:
@@ -115,6 +128,8 @@ def test_known_drivers(name: str) -> None:
         "postgresql:///d?user=me@x&host=/tmp",
         "postgresql://h/d@x",
         "sqlite:////srv/a:b@c/d@e.db",
+        "sqlite:///C:/a@b/d.db",
+        "sqlite:///file:a@b.db?uri=true",
         "sqlite:///caf\udce9.db",
     ],
 )
@@ -153,7 +168,7 @@ def test_a_pool_and_arguments_that_are_none(sqlite_url: URL) -> None:
 )
 def test_the_commands(command: list[str], url: str) -> None:
     done = CliRunner().invoke(app, [*command, "--url", url])
-    assert done.exit_code == (2 if command[0] in ("check", "verify") else 1), done.output
+    assert done.exit_code == 2, done.output
     assert done.stderr.startswith("ckpt-orm")
     assert "postgresql" in done.stderr
     assert "Traceback" not in done.output

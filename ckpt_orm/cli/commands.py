@@ -25,6 +25,8 @@ app = typer.Typer(
     no_args_is_help=True,
     # A traceback with its variables would print the URL, and the password in it.
     pretty_exceptions_enable=False,
+    # In columns the names of options would be cut.
+    rich_markup_mode=None,
 )
 To = Annotated[str, typer.Argument(help="A revision, or 'head', or 'base'.")]
 
@@ -114,7 +116,7 @@ def check(url: Url = None, schema: Schema = None, prefix: Prefix = "") -> None:
             return found, []
         return found, differences(connection, Place.on(connection, schema, prefix))
 
-    found, lines = on(url, operation, unreachable=2)
+    found, lines = on(url, operation)
     behind = [revision for revision in REVISIONS if not state.reached(found, revision)]
     if found is not None and found not in REVISIONS:
         out.print(f"{found} is newer than this release, which needs {HEAD}: fine")
@@ -141,7 +143,7 @@ def sql(
 
     if dialect not in DRIVERS:
         fail(f"--dialect {dialect!r} is none that there is: write {' or '.join(DRIVERS)}", 2)
-    with failures(1):
+    with failures():
         start, end = (_position(revision) for revision in (since, to))
         run = command.upgrade if start <= end else command.downgrade
         names = f"{_known(since)}:{_known(to)}"
@@ -193,7 +195,7 @@ def demo(context: typer.Context) -> None:
     # It needs LangGraph itself, which no other command does.
     from ckpt_orm.cli.demo import demo
 
-    alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
     alone.command()(demo)
     alone(args=context.args, prog_name="ckpt-orm demo")
 

@@ -80,7 +80,7 @@ def demo(
             held = Story(Console(highlight=False), seen, url).tell(keep)
     except (CheckpointError, SQLAlchemyError, ModuleNotFoundError, OSError, Stalled) as error:
         typer.echo(f"ckpt-orm demo: {told(error)}", err=True)
-        raise typer.Exit(1) from None
+        raise typer.Exit(1 if isinstance(error, Stalled) else 2) from None
     if not held:
         raise typer.Exit(1)
 

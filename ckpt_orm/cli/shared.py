@@ -2,6 +2,10 @@
 
 Results go to stdout, plain enough for a script; everything else to stderr. No URL is ever printed,
 and none is put into Alembic's configuration, where `%` has a meaning.
+
+A command ends with 0 where it has done what it was told, and all is as it should be; with 1 where
+it refuses, or finds what should not be; with 2 where it was told wrongly, or the database could not
+be reached or failed.
 """
 
 from __future__ import annotations
@@ -43,18 +47,13 @@ Schema = Annotated[
 Prefix = Annotated[str, typer.Option(help="What the names of the tables begin with.")]
 
 
-def on(
-    url: str | None,
-    operation: Callable[[Connection], _T],
-    unreachable: int = 1,
-    creates: bool = False,
-) -> _T:
+def on(url: str | None, operation: Callable[[Connection], _T], *, creates: bool = False) -> _T:
     """Run an operation on the database; what goes wrong is one line and an exit code."""
-    with failures(unreachable):
-        return connect.call(database(url, unreachable, creates=creates), operation)
+    with failures():
+        return connect.call(database(url, creates=creates), operation)
 
 
-def database(url: str | None, unreachable: int, *, creates: bool = False) -> URL:
+def database(url: str | None, *, creates: bool = False) -> URL:
     """The URL that was given; one of a SQLite file that is not there only for what creates it.
 
     SQLite would make an empty file of a name that is mistyped.
@@ -62,12 +61,14 @@ def database(url: str | None, unreachable: int, *, creates: bool = False) -> URL
     if not url:
         fail("no database: pass --url, or set CKPT_ORM_DATABASE_URL", 2)
     made = connect.sync_url(url)
+    if made.get_backend_name() == "sqlite" and in_memory(made):
+        fail("a database in memory is gone with the command: name a file, sqlite:///file.db", 2)
     file = None if creates else sqlite_file(made)
     if file is not None and not file.exists():
         fail(
             f"there is no database {str(file)!r}, and none was made: correct --url, "
             "or make it by `ckpt-orm upgrade`",
-            unreachable,
+            2,
         )
     return made
 
@@ -81,14 +82,14 @@ def sqlite_file(url: URL) -> Path | None:
 
 
 @contextmanager
-def failures(unreachable: int) -> Iterator[None]:
-    """Tells what goes wrong in one line; `unreachable` is the exit code for no database."""
+def failures() -> Iterator[None]:
+    """Tells what goes wrong in one line."""
     from alembic.util import CommandError
 
     try:
         yield
     except (DatabaseUnavailable, BadURL, WrongEngine, ModuleNotFoundError) as error:
-        fail(told(error), unreachable)
+        fail(told(error), 2)
     except (CheckpointError, CommandError) as error:
         fail(told(error), 1)
     except BrokenPipeError:  # whoever reads the output has seen enough
@@ -96,7 +97,7 @@ def failures(unreachable: int) -> Iterator[None]:
     except Exception as error:
         if not (isinstance(error, (SQLAlchemyError, *NETWORK)) or is_bare(error)):
             raise
-        fail(told(error), unreachable)
+        fail(told(error), 2)
 
 
 def told(error: Exception) -> str:

@@ -61,7 +61,7 @@ def sweep(
         fail("this would delete nothing: pass --keep-last, --max-age, --every or --idle-after", 2)
     if not SOURCES.issuperset(keep_source or ()):
         fail(f"--keep-source takes one of {', '.join(sorted(SOURCES))}", 2)
-    with failures(1):
+    with failures():
         policy = Retention(
             keep_last=keep_last,
             max_age=_duration("--max-age", max_age),
@@ -112,11 +112,11 @@ def verify(
     as_json: AsJson = False,
 ) -> None:
     """Check that all rows fit together and are readable: exit 0, else 1; 2 for unreachable."""
-    with failures(1):
+    with failures():
         quiet = _duration("--grace", grace)
     with _progress("verifying") as tell:
         options = {"payloads": payloads, "repair": repair, "grace": quiet, "on_progress": tell}
-        report: Report = _called(url, schema, prefix, "verify", options, unreachable=2)
+        report: Report = _called(url, schema, prefix, "verify", options)
     if as_json:
         out.print(json.dumps(report.as_dict()))
     else:
@@ -189,11 +189,10 @@ def _called(
     prefix: str,
     method: str,
     options: Mapping[str, Any],
-    unreachable: int = 1,
 ) -> Any:
     """A method of a saver on the database, in the colour of the driver that is installed."""
-    with failures(unreachable):
-        made = database(url, unreachable)
+    with failures():
+        made = database(url)
         reading = compressed(threshold=None)  # which reads either kind
         saver = SQLAlchemySaver.from_url(made, serde=reading, schema=schema, table_prefix=prefix)
         if made.get_dialect().is_async:

@@ -12,6 +12,7 @@ from typing import Any
 
 from sqlalchemy import Connection
 
+from ckpt_orm.errors import InvalidConfig
 from ckpt_orm.names import check_names
 
 #: The tables of the newest revision, without prefix, in the order they are created.
@@ -37,12 +38,17 @@ class Place:
         """The place as `connection` sees it, through its `schema_translate_map`.
 
         Raises:
-            InvalidConfig: where names would not fit into the database.
+            InvalidConfig: where names would not fit into the database, or a SQLite one has no such
+                schema.
         """
         options = connection.get_execution_options() if connection is not None else {}
         translate: dict[str | None, Any] = options.get("schema_translate_map") or {}
         place = cls(translate.get(schema, schema), prefix)
-        return place.fitting(connection.dialect.name if connection is not None else "")
+        if connection is None:
+            return place.fitting("")
+        if place.schema and connection.dialect.name == "sqlite":
+            check_attached(connection, place.schema)
+        return place.fitting(connection.dialect.name)
 
     def fitting(self, dialect: str) -> Place:
         """The place, if a database of that dialect can have it.
@@ -69,6 +75,25 @@ class Place:
     def qualified(self, name: str) -> str:
         """Any name in our schema, as it is written in a statement."""
         return f"{quoted(self.schema)}.{quoted(name)}" if self.schema else quoted(name)
+
+
+def check_attached(connection: Connection, schema: str) -> None:
+    """Refuse a schema that a SQLite connection has not, which are its attached files.
+
+    Raises:
+        InvalidConfig: where it has not.
+    """
+    cursor = connection.connection.cursor()  # Core would begin a transaction
+    try:
+        cursor.execute("PRAGMA database_list")
+        attached = {str(row[1]).lower() for row in cursor.fetchall()}
+    finally:
+        cursor.close()
+    if schema.lower() not in attached:
+        raise InvalidConfig(
+            f"SQLite has no schema {schema!r} here: leave the schema out, or ATTACH a file by that "
+            "name to each connection, in a listener to the engine's `connect`"
+        )
 
 
 def quoted(name: str) -> str:

@@ -14,6 +14,7 @@ from servers import execute as execute_on
 from sqlalchemy import URL, Engine, make_url
 from test_upgrade_chain import fill
 from test_upgrade_offline import dump, psql
+from typer.main import get_command
 from typer.testing import CliRunner
 
 import ckpt_orm
@@ -144,7 +145,7 @@ def test_a_file_that_is_not_there_is_not_made(
     file = tmp_path / "mis typed.db"
     url = "sqlite:///mis typed.db" if named == "relative" else named.format(file)
     result = run(*command, url=url.replace(" ", "%20") if "uri=true" in url else url)
-    assert result.exit_code == (2 if command[0] in ("check", "verify") else 1), result.output
+    assert result.exit_code == 2, result.output
     assert f"there is no database {str(file)!r}" in result.stderr
     assert "ckpt-orm upgrade" in result.stderr
     assert list(tmp_path.iterdir()) == []
@@ -264,6 +265,34 @@ def test_every_command_has_help() -> None:
         assert f" {command} " in listed
         if command != "demo":
             assert "--help" in printed(command, "--help")
+
+
+GROUP: Any = get_command(app)
+
+
+@pytest.mark.parametrize("command", [name for name in GROUP.commands if name != "demo"])
+def test_help_names_every_option_whole(command: str) -> None:
+    told = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "80"}).stdout
+    params = GROUP.commands[command].params
+    names = [name for one in params for name in (*one.opts, *one.secondary_opts)]
+    assert [name for name in names if name.startswith("--") and name not in told.split()] == []
+    assert max(map(len, told.splitlines())) <= 80
+
+
+@pytest.mark.parametrize("command", [["upgrade"], *NEEDS_ONE], ids=" ".join)
+def test_a_database_in_memory_is_of_no_use(command: list[str]) -> None:
+    for url in ("sqlite://", "sqlite+aiosqlite:///:memory:"):
+        result = run(*command, url=url)
+        assert result.exit_code == 2
+        assert result.stderr.startswith("ckpt-orm: a database in memory is gone with the command")
+
+
+@pytest.mark.parametrize("command", [["upgrade"], *NEEDS_ONE], ids=" ".join)
+def test_a_schema_that_sqlite_has_not(command: list[str], sqlite_url: URL) -> None:
+    printed("upgrade", url=sqlite_url)
+    result = run(*command, "--schema", "nope", url=sqlite_url)
+    assert result.exit_code == 1
+    assert result.stderr.startswith("ckpt-orm: SQLite has no schema 'nope' here: leave the schema")
 
 
 def test_it_tells_its_release() -> None:
