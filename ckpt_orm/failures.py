@@ -20,7 +20,7 @@ from sqlalchemy.exc import (
 )
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
-from ckpt_orm.errors import CheckpointError, DatabaseError, DatabaseUnavailable
+from ckpt_orm.errors import CheckpointError, CorruptCheckpoint, DatabaseError, DatabaseUnavailable
 from ckpt_orm.reasons import NETWORK, is_bare, reason_of, refusal_of, was_refused
 
 #: A failure that another run may not meet: serialization, deadlock, a server that stops or starts,
@@ -144,9 +144,18 @@ class translated:
             raise _told(self._operation, cast(Exception, error)) from error
 
 
+#: SQLite's words, for which it has no code of their own: all JSON that it reads is our documents'.
+MALFORMED = "malformed JSON"
+
+
 def _told(operation: str, error: BaseException) -> CheckpointError:
     if isinstance(error, StatementError):
         error.hide_parameters = True  # its text would show what was to be stored
+    if isinstance(orig := getattr(error, "orig", None), sqlite3.Error) and MALFORMED in str(orig):
+        return CorruptCheckpoint(
+            "a row of checkpoints",
+            "its checkpoint or metadata is no JSON; `ckpt-orm verify` tells which row it is",
+        )
     code, kind = code_of(error), type(getattr(error, "orig", None) or error).__name__
     wrapper = DatabaseUnavailable if is_unavailable(error) else DatabaseError
     return wrapper(operation, code, kind, reason_of(error, code))

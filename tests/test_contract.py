@@ -338,6 +338,37 @@ def test_a_row_that_holds_no_mapping_is_named(saver: Called, plain: Engine, colu
     assert values_of(saver, first) == {"a": [1]}
 
 
+@pytest.mark.parametrize("column", ["checkpoint", "metadata"])
+def test_a_row_that_holds_no_json_is_told(saver: Called, plain: Engine, column: str) -> None:
+    """Also where SQLite is the one that stumbles over it, which does not say in which row."""
+    if plain.dialect.name != "sqlite":
+        return  # Postgres does not store it
+    first = put(saver, "t", {"a": [1]})
+    stored = put(saver, "t", {"a": [2]}, first)
+    last = put(saver, "t", {"a": [3]}, stored)
+    of_it = f"UPDATE checkpoints SET {column} = :text WHERE checkpoint_id = :id"
+    change(plain, of_it, text='{"SECRET', id=id_of(stored))
+    calls: dict[str, Callable[[], object]] = {
+        "get": lambda: saver.get_tuple(stored),
+        "list": lambda: list(saver.list(config("t"))),
+        "prune": lambda: saver.prune(["t"]),
+        "copy": lambda: saver.copy_thread("t", "u", latest_only=True),
+    }
+    if column == "metadata":
+        calls["filter"] = lambda: list(saver.list(config("t"), filter={"step": 9}))
+    else:
+        channels = ["a"]
+        calls["walk"] = lambda: saver.get_delta_channel_history(config=last, channels=channels)
+    for call in calls.values():
+        with pytest.raises(
+            CorruptCheckpoint, match=rf"'{id_of(stored)}'|`ckpt-orm verify`"
+        ) as caught:
+            call()
+        assert_nothing_told(caught.value, "SECRET")
+    assert values_of(saver, last) == {"a": [3]}
+    assert [fault.key[2] for fault in saver.verify().faults] == [id_of(stored)]
+
+
 def test_a_payload_without_a_digest_is_read(saver: Called, plain: Engine) -> None:
     stored = put(saver, "t", {"a": ["x"]})
     change(plain, "UPDATE checkpoint_blobs SET digest = NULL")
