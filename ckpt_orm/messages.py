@@ -91,6 +91,9 @@ CLASSES: frozenset[type] = frozenset(
 #: What can be shared, since nobody can change it.
 ATOMS = frozenset({str, int, float, bool, bytes, type(None)})
 
+#: What a number or a short string takes, about, and how long such a one is.
+_SMALL = 64
+
 #: LangGraph's code for a model; where a later one calls it otherwise, nothing is copied.
 _MODEL = getattr(jsonplus, "EXT_PYDANTIC_V2", None)
 
@@ -249,13 +252,17 @@ class Mold:
 
     def __init__(self, message: BaseMessage, weight: int) -> None:
         self._class = type(message)
-        self._fields = _copied(message.__dict__)
-        extra = message.__pydantic_extra__
+        self._fields, extra = _copied(message.__dict__), message.__pydantic_extra__
         self._extra = None if extra is None else _copied(extra)
         self._named = message.__pydantic_fields_set__.copy()
-        nested = [(name, value) for name, value in self._fields.items() if type(value) not in ATOMS]
-        self._full = [(name, value) for name, value in nested if value]
-        self._empty = [(name, type(value)) for name, value in nested if not value]
+        self._full: list[tuple[str, Any]] = []
+        self._empty: list[tuple[str, type]] = []
+        for name, value in self._fields.items():
+            if type(value) is dict or type(value) is list:
+                if value:
+                    self._full.append((name, value))
+                else:
+                    self._empty.append((name, type(value)))
         self.weight = weight + getsizeof(self._fields) + getsizeof(self._named) + _OVERHEAD
 
     def cast(self) -> BaseMessage:
@@ -318,13 +325,18 @@ _PLAIN = JsonPlusSerializer(__unpack_ext_hook__=_refused)
 
 def weight_of(values: list[Any]) -> int:
     """About how many bytes plain data takes; 0 for anything of which a copy might differ."""
-    weight, seen = 0, set()
+    seen: set[int] = set()
+    weight = 1
     for _ in range(DEEPEST):
         nested: list[Any] = []
         for value in values:
             kind = type(value)
-            weight += getsizeof(value)
-            if kind is dict or kind is list:
+            weight += _SMALL
+            if kind is str:
+                if len(value) > _SMALL:
+                    weight += getsizeof(value)
+            elif kind is dict or kind is list:
+                weight += getsizeof(value)
                 # A part that is there twice would be two in a copy, one of which does not change.
                 if id(value) in seen:
                     return 0
@@ -332,8 +344,10 @@ def weight_of(values: list[Any]) -> int:
                 if value:
                     nested += (*value, *value.values()) if kind is dict else value
             # NaN equals itself only where it is the same object, as it would be in two copies.
-            elif kind not in ATOMS or (kind is float and value != value):
+            elif kind not in ATOMS or value != value:
                 return 0
+            elif kind is bytes:
+                weight += len(value)
         if not nested:
             return weight
         values = nested

@@ -67,7 +67,8 @@ def parcel_of(rows: Sequence[Blob | Write], tails: Sequence[Tail] = ()) -> dict[
 
 def parcel_of_calls(puts: Sequence[PutRows], writes: Sequence[WriteRows]) -> dict[str, Any]:
     """The parameters of several calls; each row says what thread it belongs to."""
-    parcel, params = Parcel(), dict[str, Any]()
+    parcel = Parcel()
+    params: dict[str, Any] = {}
     if puts:
         params["puts"] = f"[{','.join(map(_put, puts))}]"
         params["rows"] = documents.encode(
