@@ -81,7 +81,7 @@ class Stretch:
     def of(self, body: Piece) -> Stretch:
         """The same, once it is known what the messages were encoded as."""
         held = sum(map(len, filter(None, self._held)))
-        self.weight = 2 * len(body) + 8 * held + OVERHEAD * self.number
+        self.weight = weight_of(self.number, len(body)) + 8 * held
         self.body = body
         return self
 
@@ -216,6 +216,11 @@ class LeavesMsgpack(Exception):
 
 _fields_of, _extra_of = attrgetter("__dict__"), attrgetter("__pydantic_extra__")
 _values_of = dict.values
+
+
+def weight_of(number: int, size: int) -> int:
+    """About how much memory so many messages take that are encoded in so many bytes."""
+    return OVERHEAD * number + 2 * size  # their text twice
 
 
 def stretch_of(messages: list[BaseMessage]) -> Stretch:

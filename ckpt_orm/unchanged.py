@@ -30,6 +30,7 @@ from ckpt_orm.stretches import (
     code_of,
     header_of,
     stretch_of,
+    weight_of,
 )
 
 #: A shorter list is encoded as a whole, which takes less than to look at its messages.
@@ -68,7 +69,8 @@ class Encodings:
         if not self._is_meant(serde, value) or not CLASSES.issuperset(map(type, value)):
             return
         header = header_of(len(value))
-        if payload.startswith(header) and 2 * len(payload) < self._most_bytes // 2:
+        fits = weight_of(len(value), len(payload)) <= self._most_bytes // 2
+        if fits and payload.startswith(header) and self._lists.get(place) is not ODD:
             self._keep(place, (Stretch(value.copy()).of(memoryview(payload)[len(header) :]),))
 
     def dumps(
@@ -126,9 +128,11 @@ class Encodings:
     def _keep(self, place: Place, stretches: tuple[Stretch, ...]) -> None:
         weight = sum(stretch.weight for stretch in stretches)
         number = sum(stretch.number for stretch in stretches)
-        is_odd = _ODD * sum(len(stretch.odd) for stretch in stretches) > number
-        is_left = is_odd or weight > self._most_bytes // 2
-        self._lists.keep(place, LEFT if is_left else Known(stretches, weight))
+        if _ODD * sum(len(stretch.odd) for stretch in stretches) > number:
+            found = ODD
+        else:
+            found = LARGE if weight > self._most_bytes // 2 else Known(stretches, weight)
+        self._lists.keep(place, found)
 
 
 class Known(NamedTuple):
@@ -144,12 +148,15 @@ class Known(NamedTuple):
 
     @property
     def is_left(self) -> bool:
-        """Whether it is left to the serde."""
-        return self is LEFT
+        """Whether it is left to the serde, as far as is known."""
+        return not self.stretches
 
 
-#: What is known of a list that was not put before, and of one that is too large or too odd.
-NOTHING, LEFT = Known((), 0), Known((), OVERHEAD)
+#: What is known of a list that was not put before.
+NOTHING = Known((), 0)
+
+#: Of one with many odd messages, until that is forgotten; and of one that is too large for now.
+ODD, LARGE = Known((), OVERHEAD), Known((), OVERHEAD + 1)
 
 
 class Part(NamedTuple):

@@ -437,7 +437,9 @@ def test_a_list_of_which_much_is_odd_is_left_to_the_serde(monkeypatch: pytest.Mo
     same(encodings, found)
     asked = calls_of(monkeypatch)
     encodings.dumps(SERDE, found, PLACE)
-    assert asked == [found]
+    encodings.loaded(SERDE, PLACE, found, SERDE.dumps_typed(found)[1])
+    encodings.dumps(SERDE, found, PLACE)
+    assert asked == [found] * 3
 
 
 @pytest.mark.parametrize("read", [False, True])
@@ -453,6 +455,10 @@ def test_a_list_that_is_too_large_is_left_to_the_serde(
     for _ in range(3):
         encodings.dumps(SERDE, found, PLACE)
     assert asked == [found] * 3
+    found = loaded(encodings, SERDE.dumps_typed(found[-5:]))
+    asked.clear()
+    encodings.dumps(SERDE, found, PLACE)
+    assert asked == []
 
 
 @pytest.mark.parametrize(
