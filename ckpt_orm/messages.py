@@ -119,7 +119,7 @@ class Readers:
         if type(serde) is ZstdSerializer:
             return serde.around(self.of(serde.serde))
         # Asked before each use: an application may replace the parts of a serde that is in use.
-        if not _is_langgraphs(serde):
+        if not is_langgraphs(serde):
             return serde
         hook, reader = serde._unpack_ext_hook, self._readers.get(serde)
         if reader is None or reader.hook is not hook:
@@ -130,7 +130,7 @@ class Readers:
 _METHODS = frozenset(vars(JsonPlusSerializer))
 
 
-def _is_langgraphs(serde: SerializerProtocol) -> TypeGuard[JsonPlusSerializer]:
+def is_langgraphs(serde: SerializerProtocol) -> TypeGuard[JsonPlusSerializer]:
     """Whether a serde, and the hook in it, are LangGraph's own and as it made them."""
     # A subclass, or an object with methods of its own, may make what it likes of the same bytes,
     # and something else each time. A wrapped function says that it is the one it wraps.
@@ -194,10 +194,11 @@ class Lately(Generic[K, W]):
     def keep(self, key: K, found: W) -> None:
         """Keep something, as used last."""
         before = self._new.get(key)
-        self._new[key] = found
-        self._size += found.weight - (0 if before is None else before.weight)
-        if self._size > self._half:
-            self._old, self._new, self._size = self._new, {}, 0
+        size = self._size + found.weight - (0 if before is None else before.weight)
+        # Before it is full, or one large thing would be too much in either half.
+        if size > self._half:
+            self._old, self._new, size = self._new, {}, found.weight
+        self._new[key], self._size = found, size
 
 
 class Copies:

@@ -7,7 +7,8 @@ third. A list that became another one by more than additions is searched for mes
 
 As in `messages`, this is for LangChain's own messages and LangGraph's plain serde. A list of them
 is put together from what each is encoded as, which is how msgpack encodes a list. What a message
-was decoded from will do as well, since each read makes the same message of it.
+was decoded from will do as well, where each read makes the same message of it: with that serde, as
+LangGraph made it, and the types it admits.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from langchain_core.messages import BaseMessage
 from langgraph.checkpoint.serde.base import SerializerProtocol
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
-from ckpt_orm.messages import CLASSES, MOST_BYTES, Lately
+from ckpt_orm.messages import CLASSES, MOST_BYTES, Hook, Lately, is_langgraphs
 from ckpt_orm.stretches import (
     OVERHEAD,
     LeavesMsgpack,
@@ -68,10 +69,13 @@ class Encodings:
         """Remember what a list was just decoded from; nobody else has its messages yet."""
         if not self._is_meant(serde, value) or not CLASSES.issuperset(map(type, value)):
             return
+        if not is_langgraphs(serde):
+            return
         header = header_of(len(value))
         fits = weight_of(len(value), len(payload)) <= self._most_bytes // 2
         if fits and payload.startswith(header) and self._lists.get(place) is not ODD:
-            self._keep(place, (Stretch(value.copy()).of(memoryview(payload)[len(header) :]),))
+            stretch = Stretch(value.copy()).of(memoryview(payload)[len(header) :])
+            self._keep(place, (stretch,), serde._unpack_ext_hook)
 
     def dumps(
         self, serde: SerializerProtocol, value: Any, place: Place | None = None
@@ -89,6 +93,7 @@ class Encodings:
         try:
             return "msgpack", self._payload_of(serde, place, messages, known or NOTHING)
         except LeavesMsgpack:
+            self._lists.keep(place, UNFIT)
             return serde.dumps_typed(value)
 
     def _is_meant(self, serde: SerializerProtocol, value: Any) -> bool:
@@ -102,6 +107,8 @@ class Encodings:
     def _payload_of(
         self, serde: SerializerProtocol, place: Place, messages: list[BaseMessage], known: Known
     ) -> bytes:
+        hook: Hook | None = getattr(serde, "_unpack_ext_hook", None)
+        known = known if known.hook is hook else NOTHING
         header, parts = header_of(len(messages)), list(_beginning(serde, messages, known))
         rest = messages[sum(part.stretch.number for part in parts) :]
         if not rest:
@@ -111,7 +118,7 @@ class Encodings:
         payload = b"".join((header, *_pieces_of(parts)))
         # Looked at before and after: a node may be changing a message meanwhile.
         if fresh.holds(rest):
-            self._keep(place, self._joined(parts, memoryview(payload)[len(header) :]))
+            self._keep(place, self._joined(parts, memoryview(payload)[len(header) :]), hook)
         return payload
 
     def _joined(self, parts: list[Part], body: memoryview) -> tuple[Stretch, ...]:
@@ -125,13 +132,14 @@ class Encodings:
             return first[0].stretch, last.stretch.of(b"".join(last.pieces))
         return (last.stretch.of(body),)
 
-    def _keep(self, place: Place, stretches: tuple[Stretch, ...]) -> None:
+    def _keep(self, place: Place, stretches: tuple[Stretch, ...], hook: Hook | None) -> None:
         weight = sum(stretch.weight for stretch in stretches)
         number = sum(stretch.number for stretch in stretches)
         if _ODD * sum(len(stretch.odd) for stretch in stretches) > number:
             found = ODD
         else:
-            found = LARGE if weight > self._most_bytes // 2 else Known(stretches, weight)
+            fits = weight <= self._most_bytes // 2
+            found = Known(stretches, weight, hook) if fits else UNFIT
         self._lists.keep(place, found)
 
 
@@ -141,10 +149,12 @@ class Known(NamedTuple):
     Args:
         stretches: its messages.
         weight: about how much memory that takes.
+        hook: what made, or would make, these messages of these bytes. Another one may make others.
     """
 
     stretches: tuple[Stretch, ...]
     weight: int
+    hook: Hook | None = None
 
     @property
     def is_left(self) -> bool:
@@ -155,8 +165,9 @@ class Known(NamedTuple):
 #: What is known of a list that was not put before.
 NOTHING = Known((), 0)
 
-#: Of one with many odd messages, until that is forgotten; and of one that is too large for now.
-ODD, LARGE = Known((), OVERHEAD), Known((), OVERHEAD + 1)
+#: Of one with many odd messages, until that is forgotten; and of one that is too large for now, or
+#: that msgpack cannot hold.
+ODD, UNFIT = Known((), OVERHEAD), Known((), OVERHEAD + 1)
 
 
 class Part(NamedTuple):

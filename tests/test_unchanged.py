@@ -9,8 +9,10 @@ from collections import OrderedDict, UserDict
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timezone
+from enum import Enum
 from itertools import count
 from typing import Any
+from uuid import uuid4
 
 import numpy
 import ormsgpack
@@ -402,6 +404,72 @@ def test_what_was_read_may_have_an_extra_field_that_goes() -> None:
     same(encodings, found)
 
 
+def fresh_ids(serde: JsonPlusSerializer) -> Any:
+    """What gives each message that it reads an id of its own."""
+    made = serde._unpack_ext_hook
+
+    def hook(code: int, data: bytes) -> Any:
+        message = made(code, data)
+        message.id = uuid4().hex
+        return message
+
+    return hook
+
+
+def read_by_a_hook() -> JsonPlusSerializer:
+    return JsonPlusSerializer(__unpack_ext_hook__=fresh_ids(SERDE))  # type: ignore[call-arg]
+
+
+def read_by_another_hook() -> JsonPlusSerializer:
+    serde = JsonPlusSerializer()
+    serde._unpack_ext_hook = fresh_ids(serde)
+    return serde
+
+
+def read_by_another_method() -> JsonPlusSerializer:
+    serde, hook = JsonPlusSerializer(), read_by_a_hook()
+    serde.loads_typed = hook.loads_typed  # type: ignore[method-assign]
+    return serde
+
+
+@pytest.mark.parametrize("make", [read_by_a_hook, read_by_another_hook, read_by_another_method])
+def test_what_an_application_adds_to_what_is_read_is_stored(
+    make: Callable[[], JsonPlusSerializer],
+) -> None:
+    encodings, serde = Encodings(shortest=1), make()
+    stored = SERDE.dumps_typed([HumanMessage("a"), HumanMessage("b")])
+    found = serde.loads_typed(stored)
+    encodings.loaded(serde, PLACE, found, stored[1])
+    assert encodings.dumps(serde, found, PLACE) == SERDE.dumps_typed(found)
+
+
+class Colour(Enum):
+    """A type that only some serdes read."""
+
+    RED = "red"
+
+
+def test_what_another_serde_read_is_encoded() -> None:
+    """A serde that does not admit a type reads what it consists of."""
+    encodings, strict = Encodings(shortest=1), JsonPlusSerializer(allowed_msgpack_modules=None)
+    message = ToolMessage("x", tool_call_id="1", artifact={"colour": Colour.RED})
+    stored = SERDE.dumps_typed([message])
+    found = strict.loads_typed(stored)
+    assert found != [message]
+    encodings.loaded(strict, PLACE, found, stored[1])
+    assert SERDE.loads_typed(encodings.dumps(SERDE, found, PLACE)) == found
+
+
+def test_a_list_that_is_pickled_is_left_to_the_serde(monkeypatch: pytest.MonkeyPatch) -> None:
+    serde = JsonPlusSerializer(pickle_fallback=True)
+    encodings = Encodings(shortest=1)
+    found = [HumanMessage("x"), HumanMessage("x", additional_kwargs={"odd": dict})]
+    encodings.dumps(serde, found, PLACE)
+    asked = calls_of(monkeypatch)
+    assert encodings.dumps(serde, found, PLACE) == serde.dumps_typed(found)
+    assert asked == [found, found]
+
+
 def test_a_list_whose_payload_has_another_header_is_not_remembered() -> None:
     """A list in more bytes than are needed is one too, which other programs may have written."""
     encodings, messages = Encodings(shortest=1), [HumanMessage("a"), HumanMessage("b")]
@@ -555,13 +623,29 @@ def test_no_more_is_kept_than_it_is_told(calls: int) -> None:
     assert len(encodings._lists) < 100
 
 
+def test_large_lists_take_no_more_than_that() -> None:
+    """Each nearly as large as a half of what is kept."""
+    most = 4_000_000
+    encodings = Encodings(most, shortest=1)
+    tracemalloc.start()
+    try:
+        for number in range(8):
+            messages = [HumanMessage(f"{number}" * 90_000) for _ in range(10)]
+            encodings.dumps(SERDE, messages, (f"{number}", "", "messages"))
+            del messages
+            gc.collect()
+            assert tracemalloc.get_traced_memory()[0] < most
+    finally:
+        tracemalloc.stop()
+
+
 def test_threads_may_encode_at_once() -> None:
     encodings = Encodings(400_000, shortest=1, stretch=2)
     messages: list[AnyMessage] = [HumanMessage(f"{n}" * 40) for n in range(60)]
     lists = [messages[n:] for n in range(10)] + [messages[: 60 - n] for n in range(40)]
     expected = [SERDE.dumps_typed(found) for found in lists]
     with ThreadPoolExecutor(8) as pool:
-        found = pool.map(lambda n: encodings.dumps(SERDE, lists[n % 50]), range(800))
+        found = pool.map(lambda n: encodings.dumps(SERDE, lists[n % 50], PLACE), range(800))
         assert all(one == expected[n % 50] for n, one in enumerate(found))
 
 
