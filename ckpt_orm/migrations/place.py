@@ -44,11 +44,10 @@ class Place:
         options = connection.get_execution_options() if connection is not None else {}
         translate: dict[str | None, Any] = options.get("schema_translate_map") or {}
         place = cls(translate.get(schema, schema), prefix)
-        if connection is None:
-            return place.fitting("")
-        if place.schema and connection.dialect.name == "sqlite":
+        place.fitting(connection.dialect.name if connection is not None else "")
+        if connection is not None and place.schema and connection.dialect.name == "sqlite":
             check_attached(connection, place.schema)
-        return place.fitting(connection.dialect.name)
+        return place
 
     def fitting(self, dialect: str) -> Place:
         """The place, if a database of that dialect can have it.
