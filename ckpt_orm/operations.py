@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
-from functools import cached_property, wraps
+from functools import wraps
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
 from sqlalchemy.sql.base import Executable
@@ -20,6 +20,7 @@ from sqlalchemy.sql.base import Executable
 from ckpt_orm import documents
 from ckpt_orm.lanes import Lane
 from ckpt_orm.logs import ChainMoved, whole
+from ckpt_orm.once import once
 from ckpt_orm.parcels import FEW, few_of, parcel_of, parcel_of_calls
 from ckpt_orm.rows import Blob, Found, FoundWrite, Key, PutRows, Segment, Tail, Write, WriteRows
 from ckpt_orm.statements import Page
@@ -59,7 +60,7 @@ class Operation(Generic[P, R]):
     access: Access
     combines: bool = False
 
-    @cached_property
+    @once
     def name(self) -> str:
         """What errors call it."""
         return self.function.__name__

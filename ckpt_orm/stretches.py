@@ -3,6 +3,9 @@
 It is remembered of each field of a message what object it held: one that cannot change has not
 changed if it is still there; of one that can, what was in it. What is known of each message is put
 together, so that all are looked at in a few steps, whatever their number.
+
+What they were is also what is encoded, as copies that are made of it: a node may be changing the
+messages meanwhile, and back, and what it made of them in between is not what is remembered.
 """
 
 from __future__ import annotations
@@ -10,16 +13,17 @@ from __future__ import annotations
 import marshal
 from bisect import bisect_left
 from collections.abc import Collection, Iterator, Sequence
-from functools import cached_property, lru_cache
-from itertools import accumulate, chain, repeat
-from operator import attrgetter, is_
+from functools import lru_cache
+from itertools import accumulate, chain, compress, islice, repeat
+from operator import attrgetter, is_, not_
 from typing import Any, NamedTuple, TypeAlias
 
 import msgpack  # type: ignore[import-untyped]
 from langchain_core.messages import BaseMessage, HumanMessage
 from langgraph.checkpoint.serde.base import SerializerProtocol
 
-from ckpt_orm.messages import ATOMS
+from ckpt_orm.messages import ATOMS, made_of
+from ckpt_orm.once import once
 
 #: What a message takes besides its text, once decoded and once encoded.
 OVERHEAD = 3_000
@@ -36,6 +40,12 @@ _SCALARS = ATOMS - {bytes}
 #: What the fields of a message may hold.
 _FIELDS = ATOMS | _CONTAINERS
 
+#: What a copy has in place of an empty one; nobody adds to it.
+_EMPTY: dict[type, Any] = {dict: {}, list: []}
+
+#: What a dict and a list take besides what is in them.
+_DICT, _LIST = 184, 56
+
 #: What stands in the place of a message that is encoded each time.
 _BLANK = HumanMessage("")
 
@@ -50,38 +60,40 @@ class Stretch:
 
     Args:
         messages: the messages, which are kept, so that no other one takes their place in memory.
+            Each is looked at in one step, as something else may be changing it.
         odd: the places of those that could change without being seen to. They are encoded each
             time, and another message stands for them here.
     """
 
     def __init__(self, messages: list[BaseMessage], odd: tuple[int, ...] = ()) -> None:
-        self.messages, self.odd = messages, odd
-        plain = _plain_of(messages, odd)
-        fields = list(map(_fields_of, plain))
-        self._classes = list(map(type, plain))
+        self.messages, self.odd = _plain_of(messages, odd), odd
+        fields = list(map(dict.copy, map(_fields_of, self.messages)))
+        self._classes = list(map(type, self.messages))
         self._sizes = list(map(len, fields))
         self._names = list(chain.from_iterable(fields))
         self._values = list(chain.from_iterable(map(_values_of, fields)))
         containers = [value for value in self._values if type(value) in _CONTAINERS]
-        self._full = [value for value in containers if value]
-        self._empty = [value for value in containers if not value]
-        #: What was in the full ones.
+        #: Whether there is anything in each container, and what there is in those that are full.
+        self._are_full = list(map(bool, containers))
+        self._full = list(compress(containers, self._are_full))
+        self._empty = list(compress(containers, map(not_, self._are_full)))
         self._held = _held_in(self._full)
-        self._has_more = any(map(_extra_of, plain))
+        self._has_more = any(map(_extra_of, self.messages))
         #: The bytes of the messages as items of a list, one behind the other.
         self.body: Piece = b""
-        #: About how much memory it takes.
-        self.weight = 0
 
     @property
     def number(self) -> int:
         """How many messages they are."""
         return len(self.messages)
 
+    @property
+    def weight(self) -> int:
+        """About how much memory it takes."""
+        return weight_of(self.number, len(self.body)) + _size_of(self._held)
+
     def of(self, body: Piece) -> Stretch:
         """The same, once it is known what the messages were encoded as."""
-        held = sum(map(len, filter(None, self._held)))
-        self.weight = weight_of(self.number, len(body)) + 8 * held
         self.body = body
         return self
 
@@ -96,7 +108,7 @@ class Stretch:
 
     # --- are they as they were? ---
 
-    def holds(self, messages: Sequence[BaseMessage]) -> bool:
+    def holds(self, messages: list[BaseMessage]) -> bool:
         """Whether these are as many messages as they were, all that are not odd as they were."""
         if len(messages) != self.number:
             return False
@@ -113,18 +125,46 @@ class Stretch:
             and self.is_plain
         )
 
-    @cached_property
+    @once
     def is_plain(self) -> bool:
         """Whether none that is not odd could change without being seen to."""
-        return (
-            not self._has_more
-            and _FIELDS.issuperset(map(type, self._values))
-            and all(map(_are_plain, self._held))
-        )
+        return self._read() is not None
+
+    def _read(self) -> list[Any] | None:
+        """What the full containers held, in others, where all is plain data."""
+        if self._has_more or None in self._held:
+            return None
+        if not _FIELDS.issuperset(map(type, self._values)):
+            return None
+        try:
+            read = list(map(marshal.loads, filter(None, self._held)))
+            return read if all(map(_is_plain, read)) else None
+        except RecursionError:
+            return None
+
+    def copies(self, messages: Sequence[BaseMessage]) -> list[BaseMessage] | None:
+        """Messages as they were when they were looked at, but for the odd ones.
+
+        Returns:
+            Nothing, where any other one could change without being seen to.
+        """
+        read = self._read()
+        self.is_plain = read is not None
+        if read is None:
+            return None
+        values, contents = self._values.copy(), iter(read)
+        for at, is_full in zip(self._containers, self._are_full, strict=True):
+            values[at] = next(contents) if is_full else _EMPTY[type(values[at])]
+        items = zip(self._names, values, strict=True)
+        fields = [dict(islice(items, size)) for size in self._sizes]
+        copies = list(map(made_of, self._classes, fields))
+        for place in self.odd:
+            copies[place] = messages[place]
+        return copies
 
     def unknown(self) -> Sequence[BaseMessage]:
-        """Those of which it is not known what they were: the odd ones, or any of all."""
-        return self.messages if self._has_more else [self.messages[place] for place in self.odd]
+        """Those of which it is not known what they were: what stands for odd ones, or all."""
+        return self.messages if self._has_more else [_BLANK]
 
     # --- what were they encoded as? ---
 
@@ -143,7 +183,7 @@ class Stretch:
         """What the messages from one place to another were encoded as."""
         return self.body[self._ends[start] : self._ends[stop]]
 
-    @cached_property
+    @once
     def _ends(self) -> list[int]:
         """Where a message ends and the next one begins, in their bytes."""
         unpacker = msgpack.Unpacker(max_buffer_size=len(self.body) + 1)
@@ -183,23 +223,31 @@ class Stretch:
             self._held[held],
         )
 
-    @cached_property
+    @once
+    def _containers(self) -> list[int]:
+        """Which fields are containers."""
+        return [at for at, value in enumerate(self._values) if type(value) in _CONTAINERS]
+
+    @once
+    def _filled(self) -> list[int]:
+        """Which of them held anything."""
+        return list(compress(self._containers, self._are_full))
+
+    @once
     def _starts(self) -> list[int]:
         """Where the fields of a message end and those of the next one begin."""
         return [0, *accumulate(self._sizes)]
-
-    @cached_property
-    def _filled(self) -> list[int]:
-        """Which fields held something that can change."""
-        full = set(map(id, self._full))
-        return [at for at, value in enumerate(self._values) if id(value) in full]
 
 
 #: What is known of some messages.
 Facts: TypeAlias = tuple[list[Any], ...]
 
-#: What there is of each message, or some of its fields.
-_LISTS = ("messages", "_classes", "_sizes", "_names", "_values", "_full", "_empty", "_held")
+#: What there is of each message, of each of its fields, and of each container.
+_LISTS = (
+    *("messages", "_classes", "_sizes"),
+    *("_names", "_values"),
+    *("_are_full", "_full", "_empty", "_held"),
+)
 
 
 class Run(NamedTuple):
@@ -223,20 +271,31 @@ def weight_of(number: int, size: int) -> int:
     return OVERHEAD * number + 2 * size  # their text twice
 
 
-def stretch_of(messages: list[BaseMessage]) -> Stretch:
-    """Messages as they are; it is looked which of them are odd."""
+def look_at(messages: list[BaseMessage]) -> tuple[Stretch, list[BaseMessage] | None]:
+    """Messages as they are, and copies to encode; it is looked which of them are odd.
+
+    Returns:
+        No copies, where a message changed meanwhile: nothing is to be remembered then.
+    """
     found = Stretch(messages)
-    if found.is_plain:
-        return found
-    odd = (place for place, one in enumerate(messages) if not Stretch([one]).is_plain)
-    return Stretch(messages, tuple(odd))
+    if (copies := found.copies(messages)) is None:
+        odd = (place for place, one in enumerate(messages) if not Stretch([one]).is_plain)
+        found = Stretch(messages, tuple(odd))
+        copies = found.copies(messages)
+    return found, copies
 
 
-def _plain_of(messages: Sequence[BaseMessage], odd: Collection[int]) -> Sequence[BaseMessage]:
+def _size_of(held: Sequence[bytes | None]) -> int:
+    """About how much memory takes what containers hold, and they themselves."""
+    known = b"".join(filter(None, held))
+    return 8 * len(known) + _DICT * known.count(b"{") + _LIST * known.count(b"[")
+
+
+def _plain_of(messages: list[BaseMessage], odd: Collection[int]) -> list[BaseMessage]:
     """Messages, with another one in place of each odd one."""
     if not odd:
         return messages
-    plain = list(messages)
+    plain = messages.copy()
     for place in odd:
         plain[place] = _BLANK
     return plain
@@ -270,14 +329,6 @@ def _held_by(container: Any) -> bytes | None:
         return marshal.dumps(container, _FORMAT)
     except ValueError:
         return None
-
-
-def _are_plain(held: bytes | None) -> bool:
-    """Whether what a container held is plain data, and nothing else that has the same bytes."""
-    try:
-        return held is not None and _is_plain(marshal.loads(held))
-    except RecursionError:
-        return False
 
 
 def _is_plain(values: Collection[Any]) -> bool:

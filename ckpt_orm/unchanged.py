@@ -30,7 +30,7 @@ from ckpt_orm.stretches import (
     Stretch,
     code_of,
     header_of,
-    stretch_of,
+    look_at,
     weight_of,
 )
 
@@ -113,12 +113,13 @@ class Encodings:
         rest = messages[sum(part.stretch.number for part in parts) :]
         if not rest:
             return b"".join((header, *_pieces_of(parts)))
-        fresh, lost = stretch_of(rest), known.stretches[len(parts) :]
-        parts.append(Part(fresh, list(_codes(serde, rest, fresh, lost))))
+        fresh, copies = look_at(rest)
+        if copies is None:
+            return b"".join((header, *_pieces_of(parts), code_of(serde, rest)))
+        lost = known.stretches[len(parts) :]
+        parts.append(Part(fresh, list(_codes(serde, copies, fresh, lost))))
         payload = b"".join((header, *_pieces_of(parts)))
-        # Looked at before and after: a node may be changing a message meanwhile.
-        if fresh.holds(rest):
-            self._keep(place, self._joined(parts, memoryview(payload)[len(header) :]), hook)
+        self._keep(place, self._joined(parts, memoryview(payload)[len(header) :]), hook)
         return payload
 
     def _joined(self, parts: list[Part], body: memoryview) -> tuple[Stretch, ...]:
@@ -186,7 +187,7 @@ def _pieces_of(parts: Iterable[Part]) -> Iterator[Piece]:
 
 
 def _beginning(
-    serde: SerializerProtocol, messages: Sequence[BaseMessage], known: Known
+    serde: SerializerProtocol, messages: list[BaseMessage], known: Known
 ) -> Iterator[Part]:
     """What a list begins with that is as it was."""
     start = 0

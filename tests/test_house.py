@@ -15,7 +15,7 @@ PACKAGE = Path(ckpt_orm.__file__).parent
 
 #: Rooms in the order of their floors: a file imports only from floors below its own.
 FLOORS = [
-    {"version", "errors", "forks", "words", "reasons"},
+    {"version", "errors", "forks", "words", "reasons", "once"},
     {"documents", "models", "columns", "scope", "growth", "failures", "compression", "modes"}
     | {"names", "urls", "options"},
     {"rows", "migrations", "refusals"},

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import copy
 import gc
+import sys
 import tracemalloc
+import weakref
 from collections import OrderedDict, UserDict
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timezone
 from enum import Enum
-from itertools import count
+from itertools import combinations, count
+from types import FrameType
 from typing import Any
 from uuid import uuid4
 
@@ -33,7 +36,7 @@ from langchain_core.messages import (
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from sqlalchemy import URL
 
-from ckpt_orm import SQLAlchemySaver
+from ckpt_orm import SQLAlchemySaver, stretches, unchanged
 from ckpt_orm.unchanged import SHORTEST, Encodings
 
 SERDE = JsonPlusSerializer()
@@ -341,6 +344,111 @@ def test_what_changes_meanwhile(
     same(encodings, found)
 
 
+#: What a node may do to a list of `bystanders`, and then take back.
+AND_BACK: dict[str, tuple[Callable[[list[Any]], object], Callable[[list[Any]], object]]] = {
+    "a field": (
+        lambda found: setattr(found[1], "content", "changed"),
+        lambda found: setattr(found[1], "content", "b"),
+    ),
+    "an entry more": (
+        lambda found: found[1].additional_kwargs.update(z=1),
+        lambda found: found[1].additional_kwargs.pop("z", None),
+    ),
+    "an entry that is none of plain data": (
+        lambda found: found[1].additional_kwargs.update(z=datetime(2026, 1, 1)),
+        lambda found: found[1].additional_kwargs.pop("z", None),
+    ),
+    "a first entry": (
+        lambda found: found[0].additional_kwargs.update(z=1),
+        lambda found: found[0].additional_kwargs.clear(),
+    ),
+    "an argument": (
+        lambda found: found[1].tool_calls[0]["args"].update(x=True),
+        lambda found: found[1].tool_calls[0]["args"].update(x=1),
+    ),
+    "a field more": (
+        lambda found: setattr(found[1], "more", 1),
+        lambda found: found[1].__pydantic_extra__.clear(),
+    ),
+    "a class": (
+        lambda found: setattr(found[1], "__class__", AIMessageChunk),
+        lambda found: setattr(found[1], "__class__", AIMessage),
+    ),
+    "their order": (lambda found: found.reverse(), lambda found: found.reverse()),
+}
+
+
+def bystanders() -> list[Any]:
+    return [
+        HumanMessage("a"),
+        AIMessage("b", additional_kwargs={"n": 1}, tool_calls=[call()]),
+        ToolMessage("c", tool_call_id="1", artifact={"k": 1}),
+    ]
+
+
+def with_turns(function: Callable[[], object], turns: dict[int, Callable[[], object]]) -> int:
+    """Call something, while something else has its turn before some of the steps of `unchanged`.
+
+    Returns:
+        How many steps there were.
+    """
+    steps, before = count(), sys.gettrace()
+
+    def trace(frame: FrameType, event: str, _: Any) -> Any:
+        if frame.f_code.co_filename not in {unchanged.__file__, stretches.__file__}:
+            return None
+        frame.f_trace_opcodes = True
+        if event == "opcode" and (turn := turns.get(next(steps))):
+            turn()
+        return trace
+
+    sys.settrace(trace)
+    try:
+        function()
+    finally:
+        sys.settrace(before)
+    return next(steps)
+
+
+@pytest.mark.parametrize(("change", "back"), AND_BACK.values(), ids=AND_BACK)
+@pytest.mark.parametrize("is_new", [True, False], ids=["new", "changed"])
+def test_what_changes_meanwhile_and_back(
+    change: Callable[[list[Any]], object], back: Callable[[list[Any]], object], is_new: bool
+) -> None:
+    def begin() -> tuple[Callable[[], object], Encodings, list[Any]]:
+        encodings, found = Encodings(shortest=1), bystanders()
+        if not is_new:
+            same(encodings, [HumanMessage("d"), *found])
+            found[1].additional_kwargs["other"] = 1
+        return lambda: encodings.dumps(SERDE, found, PLACE), encodings, found
+
+    number = with_turns(begin()[0], {})
+    places = range(0, number, number // 20)
+    for first, last in combinations((*places, None), 2):
+        dumps, encodings, found = begin()
+        turns = {first: lambda now=found: change(now)}
+        if last is not None:
+            turns[last] = lambda now=found: back(now)
+        with_turns(dumps, turns)
+        same(encodings, found)
+        back(found)
+        same(encodings, found)
+
+
+def test_what_is_odd_is_kept_by_nobody() -> None:
+    """It may hold anything, of which its encoding tells no size."""
+    encodings = Encodings(shortest=1)
+    found: list[Any] = [HumanMessage(f"{number}") for number in range(9)]
+    found.append(ToolMessage("x", tool_call_id="1", artifact={"at": datetime(2026, 1, 1)}))
+    for _ in range(2):
+        same(encodings, found)
+    kept, odd = weakref.ref(found[0]), weakref.ref(found[-1])
+    del found
+    gc.collect()
+    assert kept() is not None
+    assert odd() is None
+
+
 def calls_of(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """What the serde is asked to encode."""
     asked: list[Any] = []
@@ -600,10 +708,15 @@ def test_another_serde_is_asked_each_time(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.parametrize("calls", [0, 3])
-def test_no_more_is_kept_than_it_is_told(calls: int) -> None:
+@pytest.mark.parametrize("dicts", [0, 200])
+def test_no_more_is_kept_than_it_is_told(calls: int, dicts: int) -> None:
     def keep(encodings: Encodings, number: int) -> None:
         messages = [
-            AIMessage(f"{number}-{i}" * 100, tool_calls=[call() for _ in range(calls)])
+            AIMessage(
+                f"{number}-{i}" * 100,
+                tool_calls=[call() for _ in range(calls)],
+                additional_kwargs={"all": [{} for _ in range(dicts)]},
+            )
             for i in range(10)
         ]
         for _ in range(3):

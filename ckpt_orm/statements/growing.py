@@ -7,7 +7,6 @@ same one have the same key, so one of them is not stored.
 
 from __future__ import annotations
 
-from functools import cached_property
 from typing import Any, NamedTuple
 
 from sqlalchemy import (
@@ -29,6 +28,7 @@ from sqlalchemy import (
 from sqlalchemy.sql.base import Executable
 from sqlalchemy.types import TypeEngine
 
+from ckpt_orm.once import once
 from ckpt_orm.statements.dialects import DIGEST_SIZE, Column, constant, param
 from ckpt_orm.statements.reading import key_columns
 from ckpt_orm.statements.writing import (
@@ -75,7 +75,7 @@ class Statements(Writing):
 
     # --- where one statement stores all ---
 
-    @cached_property
+    @once
     def PUT_GROWING(self) -> Any:
         """A checkpoint with its blobs, and what some of them add to chains; or else nothing of it.
 
@@ -104,7 +104,7 @@ class Statements(Writing):
         # it is waited for there, so that none of its blobs is left out for one that goes with it.
         return select(number).add_cte(stored, self._checkpoint(all_are).cte("stored"))
 
-    @cached_property
+    @once
     def PUTS(self) -> Any:
         """Several puts at once, but for those of which a chain has moved.
 
@@ -123,29 +123,29 @@ class Statements(Writing):
         blobs, stored = self._new_blobs(but=moved), self._checkpoint(but=moved)
         return select(moved).add_cte(blobs.cte("blobs"), stored.cte("stored"))
 
-    @cached_property
+    @once
     def STORES(self) -> Any:
         """Several puts, and the writes of several calls."""
         return self.PUTS.add_cte(self.ALL_WRITES.cte("written"))
 
-    @cached_property
+    @once
     def SEGMENTS_TOLD(self) -> Any:
         """Segments, with a row returned for each that was stored."""
         return self.SEGMENTS.returning(constant(1))
 
     # --- where each row has a statement, and whoever writes is alone ---
 
-    @cached_property
+    @once
     def TIP(self) -> Executable:
         """The digest of a chain's last segment."""
         return self._last(self.segments, self._tails().cells)
 
-    @cached_property
+    @once
     def NEXT_SEGMENT(self) -> Any:
         """A segment behind the one that is known to be the last."""
         return self._segments(self._tails())
 
-    @cached_property
+    @once
     def FOLDING_SEGMENT(self) -> Any:
         """One in place of the last ones; those after its start, `FOLDED`, are to be deleted."""
         insert = self._segments(self._tails())
@@ -154,7 +154,7 @@ class Statements(Writing):
             set_={name: insert.excluded[name] for name in ("data", "digest")},
         )
 
-    @cached_property
+    @once
     def FOLDED(self) -> Executable:
         """What a chain has between a segment's start and its end, to delete."""
         segment = self.segments.c
@@ -168,12 +168,12 @@ class Statements(Writing):
 
     # --- both ---
 
-    @cached_property
+    @once
     def PACKED(self) -> Executable:
         """A version that is stored whole, to be made a log."""
         return self._restored(self.blobs.c.chain.is_(None))
 
-    @cached_property
+    @once
     def UNPACKED(self) -> Executable:
         """A version that is a log, to be stored whole."""
         return self._restored(self.blobs.c.chain.is_not(None))
@@ -186,7 +186,7 @@ class Statements(Writing):
         new = {name: param(f"new_{name}", self.blobs.c[name].type) for name in names}
         return update(self.blobs).where(at, still).values(new)
 
-    @cached_property
+    @once
     def SEGMENTS(self) -> Any:
         """Segments that start or continue a chain; where they cannot, they are not stored.
 

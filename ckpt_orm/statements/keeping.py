@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property
 from typing import Any
 
 from langgraph.checkpoint.serde.types import TASKS
@@ -30,6 +29,7 @@ from sqlalchemy.sql.base import Executable
 from xxhash import xxh3_64_intdigest
 
 from ckpt_orm.columns import is_tenant, own_key
+from ckpt_orm.once import once
 from ckpt_orm.rows import EMPTY
 from ckpt_orm.statements.dialects import CHAIN_SIZE, Column, constant, param
 from ckpt_orm.statements.reading import found, key_columns
@@ -40,7 +40,7 @@ from ckpt_orm.statements.walking import Walking
 class Keeping(Walking):
     """The statements of `retention`."""
 
-    @cached_property
+    @once
     def THREADS_OF_RUNS(self) -> Executable:
         """The threads in which some runs have made a checkpoint."""
         run_id = self.dialect.member(self.checkpoints.c.metadata, "run_id")
@@ -52,7 +52,7 @@ class Keeping(Walking):
             .order_by(self.checkpoints.c.thread_id)
         )
 
-    @cached_property
+    @once
     def SKELETON(self) -> Executable:
         """A thread's checkpoints, its blobs with a value, and its pending sends; no state."""
         checkpoint, blob, write = self.checkpoints.c, self.blobs.c, self.writes.c
@@ -82,17 +82,17 @@ class Keeping(Walking):
             ).where(write.thread_id == of_thread, write.channel == constant(TASKS)),
         )
 
-    @cached_property
+    @once
     def CHECKPOINTS_AT(self) -> Executable:
         """Some checkpoints of a namespace, to delete."""
         return self._delete(self.checkpoints, ids="checkpoint_id")
 
-    @cached_property
+    @once
     def WRITES_AT(self) -> Executable:
         """The writes of some checkpoints of a namespace, to delete."""
         return self._delete(self.writes, ids="checkpoint_id")
 
-    @cached_property
+    @once
     def BLOBS_AT(self) -> Executable:
         """Some versions of a channel, to delete."""
         return self._delete(self.blobs, "of_channel", ids="version")
@@ -102,7 +102,7 @@ class Keeping(Walking):
         at = self._named(table, *names)
         return delete(table).where(at, self.dialect.among(table.c[ids], "ids"))
 
-    @cached_property
+    @once
     def TURNS(self) -> Executable:
         """One's turn at some threads, in their order; whoever is there is waited for."""
         threads = self.dialect.elements("threads")
@@ -110,7 +110,7 @@ class Keeping(Walking):
         all_ = func.pg_advisory_xact_lock_shared(self._turn_at_all)
         return select(all_, func.pg_advisory_xact_lock(self._turn_at(threads.c.value)))
 
-    @cached_property
+    @once
     def TURN_AT_ALL(self) -> Executable:
         """One's turn at all threads."""
         return select(func.pg_advisory_xact_lock(self._turn_at_all))
@@ -130,12 +130,12 @@ class Keeping(Walking):
     def _turn_at(self, thread_id: Column) -> Column:
         return func.hashtextextended(thread_id, self._turn_at_all)
 
-    @cached_property
+    @once
     def HOLD_CHAINS(self) -> Executable:
         """The first segment of each chain of a thread, locked: nothing is added to it meanwhile."""
         return self._chains().with_for_update()
 
-    @cached_property
+    @once
     def AT_REST(self) -> Executable:
         """Whether nobody is adding to a chain of a thread, all of which are locked if so."""
         held = self._chains().with_for_update(skip_locked=True).cte("held")
@@ -149,7 +149,7 @@ class Keeping(Walking):
         texts = map(self.dialect.in_order, (segment.checkpoint_ns, segment.channel))
         return select(segment.start).where(*of_thread).order_by(*texts, segment.chain)
 
-    @cached_property
+    @once
     def HEADLESS(self) -> Executable:
         """A segment of a thread whose chain has no first one; no row where there is none."""
         segment, first = self.segments.c, self.segments.alias("first")
@@ -160,7 +160,7 @@ class Keeping(Walking):
         headless = select(segment.start).where(segment.thread_id == of_thread, ~head)
         return headless.limit(constant(1))
 
-    @cached_property
+    @once
     def DEAD_SEGMENTS(self) -> Executable:
         """The chains of a thread that no blob refers to, to delete."""
         return delete(self.segments).where(self._dead())
@@ -178,7 +178,7 @@ class Keeping(Walking):
         here = tuple_(*(segment[name] for name in key))
         return and_(segment.thread_id == of_thread, here.in_(dead))
 
-    @cached_property
+    @once
     def WITHOUT_PARENT(self) -> Executable:
         """One checkpoint, to be made a root."""
         at = self._named(self.checkpoints, "of_id")
@@ -189,13 +189,13 @@ class Keeping(Walking):
         params = ("of_thread", "of_ns", *names)
         return and_(*(c == param(name) for c, name in zip(own_key(table), params, strict=False)))
 
-    @cached_property
+    @once
     def COPIES(self) -> Sequence[Executable]:
         """All rows of a thread, of one moment, under another thread's id."""
         tables = (self.segments, self.blobs, self.writes, self.checkpoints)
         return self.dialect.together(*(self._copy(table) for table in tables))
 
-    @cached_property
+    @once
     def COPIES_OF_SOME(self) -> Sequence[Executable]:
         """The same of some checkpoints and blobs; one whose parent is none of them is a root."""
         place = self.dialect.rows("places", ns=Text, id=Text)

@@ -7,7 +7,6 @@ first column; a kind leaves the columns that it does not have NULL.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import cached_property
 from typing import Any, NamedTuple
 
 from langgraph.checkpoint.serde.types import TASKS
@@ -35,6 +34,7 @@ from sqlalchemy.types import TypeEngine
 
 from ckpt_orm.columns import fillings, own_key
 from ckpt_orm.models import Models
+from ckpt_orm.once import once
 from ckpt_orm.rows import SENDS_WITH_CHECKPOINT
 from ckpt_orm.statements.dialects import Column, Dialect, constant, param
 
@@ -111,13 +111,13 @@ class Reading:
         self.fillings = fillings(models.tables)
         self._pages: dict[Page, Executable] = {}
 
-    @cached_property
+    @once
     def LATEST(self) -> Executable:
         """The newest checkpoint of a thread and namespace, with its blobs and writes."""
         where = self._is("thread_id"), self._is("checkpoint_ns")
         return self._reading(self._targets(*where, limit=constant(1)))
 
-    @cached_property
+    @once
     def AT(self) -> Executable:
         """The checkpoint of an id, with its blobs and writes."""
         keys = ("thread_id", "checkpoint_ns", "checkpoint_id")

@@ -6,7 +6,6 @@ three look-ups by key take half of its time; what they read must be read in one 
 
 from __future__ import annotations
 
-from functools import cached_property
 from typing import Any
 
 from langgraph.checkpoint.serde.types import TASKS
@@ -23,6 +22,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.sql.base import Executable
 
+from ckpt_orm.once import once
 from ckpt_orm.rows import SENDS_WITH_CHECKPOINT
 from ckpt_orm.statements.dialects import constant, param
 from ckpt_orm.statements.reading import PAYLOAD, Reading
@@ -31,7 +31,7 @@ from ckpt_orm.statements.reading import PAYLOAD, Reading
 class Stepping(Reading):
     """The statements that read one checkpoint in steps."""
 
-    @cached_property
+    @once
     def LATEST_ALONE(self) -> Executable:
         """The newest checkpoint of a thread and namespace, by itself."""
         newest = self.dialect.in_order(self.checkpoints.c.checkpoint_id).desc()
@@ -41,7 +41,7 @@ class Stepping(Reading):
             .limit(constant(1))
         )
 
-    @cached_property
+    @once
     def ALONE(self) -> Executable:
         """The checkpoint of an id, by itself."""
         return self._alone(*self._names("thread_id", "checkpoint_ns", "checkpoint_id"))
@@ -57,7 +57,7 @@ class Stepping(Reading):
             func.coalesce(self.dialect.older(table.checkpoint, SENDS_WITH_CHECKPOINT), constant(0)),
         ).where(*where)
 
-    @cached_property
+    @once
     def BLOBS_OF_DOCUMENT(self) -> Executable:
         """The blobs that the versions of a document name, as rows of `Blob`; NULLs for none.
 
@@ -73,7 +73,7 @@ class Stepping(Reading):
         columns = (blob[name] for name in ("channel", "version", *PAYLOAD, "stop"))
         return select(*columns).select_from(named.outerjoin(self.blobs, same))
 
-    @cached_property
+    @once
     def SEGMENTS_OF_CHAIN(self) -> Executable:
         """The segments of a chain below `stop`, in order, as rows of `Segment`."""
         segment = self.segments.c
@@ -88,7 +88,7 @@ class Stepping(Reading):
             .order_by(segment.start)
         )
 
-    @cached_property
+    @once
     def WRITES_OF_CHECKPOINT(self) -> Select[Any]:
         """The writes of a checkpoint, as rows of `FoundWrite`."""
         write = self.writes.c
@@ -96,7 +96,7 @@ class Stepping(Reading):
         at = self._names("thread_id", "checkpoint_ns", "checkpoint_id", table=self.writes)
         return select(*(write[name] for name in columns)).where(*at)
 
-    @cached_property
+    @once
     def SENDS_OF_CHECKPOINT(self) -> Executable:
         """Those to `__pregel_tasks`."""
         return self.WRITES_OF_CHECKPOINT.where(self.writes.c.channel == constant(TASKS))

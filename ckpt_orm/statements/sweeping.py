@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cached_property
 from typing import Any
 
 from langgraph.checkpoint.base import WRITES_IDX_MAP
@@ -30,6 +29,7 @@ from sqlalchemy.sql.base import Executable
 from sqlalchemy.sql.selectable import CTE
 
 from ckpt_orm.columns import own_key
+from ckpt_orm.once import once
 from ckpt_orm.rows import EMPTY
 from ckpt_orm.statements.dialects import Column, constant, param
 from ckpt_orm.statements.keeping import Keeping, among
@@ -45,12 +45,12 @@ class Sweeping(Keeping):
         """A page of threads with checkpoints: how many each has, and since when."""
         return self.FIRST_THREADS if first else self.THREADS
 
-    @cached_property
+    @once
     def FIRST_THREADS(self) -> Executable:
         """The first page."""
         return self._with_checkpoints(self._page(None, self.checkpoints))
 
-    @cached_property
+    @once
     def THREADS(self) -> Executable:
         """The page after a thread."""
         return self._with_checkpoints(self._page(param("after"), self.checkpoints))
@@ -59,13 +59,13 @@ class Sweeping(Keeping):
         """A page of threads that have a row in any of the tables."""
         return self.FIRST_ANY_THREADS if first else self.ANY_THREADS
 
-    @cached_property
+    @once
     def FIRST_ANY_THREADS(self) -> Executable:
         """The first page."""
         page = self._page(None, self.checkpoints, self.blobs, self.writes, self.segments)
         return self._any(page)
 
-    @cached_property
+    @once
     def ANY_THREADS(self) -> Executable:
         """The page after a thread."""
         page = self._page(param("after"), self.checkpoints, self.blobs, self.writes, self.segments)
@@ -98,14 +98,14 @@ class Sweeping(Keeping):
             .order_by(page.c.thread_id)
         )
 
-    @cached_property
+    @once
     def CHECKPOINTS(self) -> Executable:
         """How many checkpoints there are."""
         return select(func.count()).select_from(self.checkpoints)
 
     # --- one thread ---
 
-    @cached_property
+    @once
     def HOLD(self) -> Executable:
         """One's turn at a thread that has a checkpoint; no row where it is another's."""
         thread_id = param("thread_id")
@@ -116,14 +116,14 @@ class Sweeping(Keeping):
         its = func.pg_try_advisory_xact_lock(self._turn_at(thread_id))
         return select(constant(1)).where(is_there, all_, its)
 
-    @cached_property
+    @once
     def PLACES(self) -> Executable:
         """Where a thread's checkpoints are."""
         table = self.checkpoints.c
         of_thread = table.thread_id == param("thread_id")
         return select(table.checkpoint_ns, table.checkpoint_id).where(of_thread)
 
-    @cached_property
+    @once
     def THERE(self) -> Executable:
         """A checkpoint's id, if it is there; it cannot go until the transaction ends."""
         at = (self._is(name) for name in ("thread_id", "checkpoint_ns", "checkpoint_id"))
@@ -134,7 +134,7 @@ class Sweeping(Keeping):
         """What a policy asks of a thread's checkpoints, with their metadata or without."""
         return self.FACTS_AND_METADATA if metadata else self.FACTS
 
-    @cached_property
+    @once
     def FACTS(self) -> Select[Any]:
         """When, by what and in which step a thread's checkpoints were made."""
         table, member = self.checkpoints.c, self.dialect.member
@@ -148,12 +148,12 @@ class Sweeping(Keeping):
             member(table.metadata, "step").label("step"),
         ).where(table.thread_id == param("thread_id"))
 
-    @cached_property
+    @once
     def FACTS_AND_METADATA(self) -> Executable:
         """The same, with their metadata."""
         return self.FACTS.add_columns(self.dialect.text(self.checkpoints.c.metadata).label("about"))
 
-    @cached_property
+    @once
     def INTERRUPTED(self) -> Executable:
         """The checkpoints at which a task was interrupted that has not written anything since."""
         write, later = self.writes.c, self.writes.alias("later")
@@ -174,7 +174,7 @@ class Sweeping(Keeping):
 
     # --- how heavy ---
 
-    @cached_property
+    @once
     def WEIGHT(self) -> Executable:
         """How many rows some checkpoints, their writes, and some blobs are; bytes of payload.
 
@@ -189,7 +189,7 @@ class Sweeping(Keeping):
             _weight("segments", self.segments).where(self._dead(~_among(self.blobs, blob))),
         )
 
-    @cached_property
+    @once
     def WEIGHT_OF_THREAD(self) -> Executable:
         """The same of all rows of a thread."""
         tables = {
@@ -205,7 +205,7 @@ class Sweeping(Keeping):
 
     # --- whether it fits ---
 
-    @cached_property
+    @once
     def ANATOMY(self) -> Executable:
         """All of a thread but its payloads, from one snapshot: documents, blobs, written-to ids."""
         checkpoint, blob, write = self.checkpoints.c, self.blobs.c, self.writes.c
@@ -240,7 +240,7 @@ class Sweeping(Keeping):
             .group_by(write.checkpoint_ns, write.checkpoint_id),
         )
 
-    @cached_property
+    @once
     def DATES(self) -> Executable:
         """When a thread's checkpoints were stored."""
         table = self.checkpoints.c
@@ -248,7 +248,7 @@ class Sweeping(Keeping):
             table.thread_id == param("thread_id")
         )
 
-    @cached_property
+    @once
     def ORPHANED_WRITES(self) -> Executable:
         """The writes of some checkpoints that are not there, to delete."""
         place = self.dialect.rows("places", ns=Text, id=Text)
@@ -257,13 +257,13 @@ class Sweeping(Keeping):
         same = (self.checkpoints.c[name] == write[name] for name in at)
         return delete(self.writes).where(_among(self.writes, place), ~exists().where(*same))
 
-    @cached_property
+    @once
     def BLOBS_AFTER(self) -> Executable:
         """The next blobs of a thread, with their payload."""
         columns = ("checkpoint_ns", "channel", "version", *PAYLOAD, "stop")
         return _after(self.blobs, *columns).where(self.blobs.c.type != constant(EMPTY))
 
-    @cached_property
+    @once
     def WRITES_AFTER(self) -> Executable:
         """The next writes of a thread, with their payload."""
         columns = ("task_path", "channel", "type", "blob")

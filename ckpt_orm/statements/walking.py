@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cached_property
-
 from sqlalchemy import (
     ColumnElement,
     FromClause,
@@ -20,6 +18,7 @@ from sqlalchemy import (
 from sqlalchemy.sql.base import Executable
 from sqlalchemy.sql.selectable import CTE
 
+from ckpt_orm.once import once
 from ckpt_orm.rows import EMPTY
 from ckpt_orm.statements.dialects import Column, Columns, constant, param
 from ckpt_orm.statements.reading import PAYLOAD, also, found
@@ -37,13 +36,13 @@ class Walking(Stepping):
         """
         return self.HISTORY_OF_LATEST if latest else self.HISTORY
 
-    @cached_property
+    @once
     def HISTORY(self) -> Executable:
         """The history of the checkpoint of an id."""
         keys = ("thread_id", "checkpoint_ns", "checkpoint_id")
         return self._walk(self._targets(*(self._is(key) for key in keys)))
 
-    @cached_property
+    @once
     def HISTORY_OF_LATEST(self) -> Executable:
         """The history of the newest checkpoint."""
         where = self._is("thread_id"), self._is("checkpoint_ns")

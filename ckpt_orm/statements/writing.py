@@ -13,7 +13,7 @@ each row: to take the rows out of JSON would cost it more than to store them.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 from sqlalchemy import (
@@ -39,6 +39,7 @@ from sqlalchemy.sql.selectable import CTE
 from sqlalchemy.types import TypeEngine
 
 from ckpt_orm.columns import Filling, has_default, is_tenant
+from ckpt_orm.once import once
 from ckpt_orm.rows import EMPTY
 from ckpt_orm.statements.dialects import DIGEST_SIZE, Column, constant, param
 from ckpt_orm.statements.finding import Finding
@@ -61,7 +62,7 @@ PAYLOAD = (
 class Writing(Finding):
     """The statements of `put`, `put_writes` and `delete_thread`."""
 
-    @cached_property
+    @once
     def PUT(self) -> Executable:
         """A checkpoint with its blobs, where one statement can store both."""
         return self._put()
@@ -70,7 +71,7 @@ class Writing(Finding):
         (both,) = self.dialect.together(self._new_blobs(few=few), self.CHECKPOINT)
         return both
 
-    @cached_property
+    @once
     def CHECKPOINT(self) -> Any:
         """A checkpoint; one that is there already keeps its parent."""
         return self._checkpoint()
@@ -92,7 +93,7 @@ class Writing(Finding):
             index_elements=key_columns(self.checkpoints), set_=changed | refilled
         )
 
-    @cached_property
+    @once
     def BLOBS(self) -> Any:
         """Blobs; a version that is there already stays as it is."""
         return self._new_blobs()
@@ -103,7 +104,7 @@ class Writing(Finding):
         keys = key_columns(self.blobs)
         return self._blobs(*where, but=but, few=few).on_conflict_do_nothing(index_elements=keys)
 
-    @cached_property
+    @once
     def SNAPSHOTS(self) -> Any:
         """Blobs; a version that is there already stays, unless it is empty."""
         insert = self._blobs()
@@ -132,7 +133,7 @@ class Writing(Finding):
             where = (*where, not_among(but, row))
         return self._insert(self.blobs, source, *where, **{**params(*THREAD), **row})
 
-    @cached_property
+    @once
     def WRITES(self) -> Any:
         """Writes; of one that is there already, only a special channel's (idx < 0) is replaced."""
         return self._writes()
@@ -148,16 +149,16 @@ class Writing(Finding):
             made[key] = make()
         return made[key]
 
-    @cached_property
+    @once
     def _few(self) -> dict[tuple[str, tuple[int, ...]], Any]:
         return {}
 
-    @cached_property
+    @once
     def ALL_WRITES(self) -> Any:
         """The writes of several calls."""
         return self._writes(several=True)
 
-    @cached_property
+    @once
     def IN_A_HURRY(self) -> CTE:
         """What rows of several calls come from too, so that it is there before they lock anything.
 
@@ -181,7 +182,7 @@ class Writing(Finding):
             where=insert.excluded.idx < constant(0),
         )
 
-    @cached_property
+    @once
     def DELETE_THREAD(self) -> Sequence[Executable]:
         """All rows of a thread.
 
