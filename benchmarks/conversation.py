@@ -1,7 +1,9 @@
 """A thread of a conversation, step by step, as LangGraph saves it.
 
 A step appends messages of about 600 characters to a list, changes two of six small channels, and
-calls what the engine calls. Every payload is made by LangGraph's own serializer.
+calls what the engine calls. Every payload is made by LangGraph's own serializer. A checkpoint is
+what the engine makes of a graph of two nodes that take turns: of their own channels, one has been
+used up by the node that ran, and the other makes the next node run.
 """
 
 from __future__ import annotations
@@ -18,6 +20,9 @@ from langgraph.checkpoint.base.id import uuid6
 
 #: Characters of a message.
 LENGTH = 600
+
+#: The nodes of the graph, which take turns.
+NODES = ("agent", "tools")
 
 #: The node whose task writes.
 TASK_PATH = "~__pregel_pull, agent"
@@ -68,6 +73,7 @@ class Conversation:
     messages_per_step: int = 1
     messages: list[Any] = field(default_factory=list)
     versions: dict[str, str] = field(default_factory=dict)
+    seen: dict[str, dict[str, str]] = field(default_factory=dict)
     config: dict[str, Any] = field(default_factory=dict)
     step: int = 0
     tasks: int = 0
@@ -103,19 +109,31 @@ class Conversation:
         self, values: dict[str, Any], changed: list[str]
     ) -> tuple[dict[str, Any], dict[str, Any], dict[str, str]]:
         """A checkpoint of these values, of which some have changed."""
-        version = self.saver.get_next_version(max(self.versions.values(), default=None), None)
-        new = dict.fromkeys(changed, version)
+        ran, runs = NODES[(self.step + 1) % 2], NODES[self.step % 2]
+        if not self.versions:
+            self._begin(ran)
+        self.seen[ran] = {f"branch:to:{ran}": self.versions[f"branch:to:{ran}"]}
+        version = self.saver.get_next_version(max(self.versions.values()), None)
+        turns = [f"branch:to:{node}" for node in (ran, runs)]
+        new = dict.fromkeys([*changed, *turns], version)
         self.versions |= new
         checkpoint = {
             "v": 4,
             "id": str(uuid6(clock_seq=self.step)),
             "ts": "2026-01-01T00:00:00+00:00",
-            "channel_values": values,
+            "channel_values": values | {f"branch:to:{runs}": None},
             "channel_versions": dict(self.versions),
-            "versions_seen": {"agent": dict(self.versions), "tools": dict(self.versions)},
-            "updated_channels": sorted(changed),
+            "versions_seen": dict(self.seen),
+            "updated_channels": sorted([*changed, f"branch:to:{runs}"]),
         }
         return checkpoint, {"source": "loop", "step": self.step, "parents": {}}, new
+
+    def _begin(self, node: str) -> None:
+        """What the engine has noted by the time that the first node runs."""
+        first = self.saver.get_next_version(None, None)
+        self.seen = {"__input__": {}, "__start__": {"__start__": first}}
+        second = self.saver.get_next_version(first, None)
+        self.versions = {"__start__": second, f"branch:to:{node}": second}
 
     def task_writes(self) -> tuple[list[tuple[str, Any]], str]:
         """Three writes of a task, and the id of that task."""

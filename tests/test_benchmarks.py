@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import copy
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
+from langchain_core.messages import AIMessage
+from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.graph import END, START, StateGraph
+from langgraph.graph.message import add_messages
 from sqlalchemy import URL, text
 from typer.testing import CliRunner
+from typing_extensions import TypedDict
 
 from benchmarks import compression, report
 from benchmarks.__main__ import app
 from benchmarks.contestants import Arena, accepted, check_durability
-from benchmarks.conversation import Conversation
+from benchmarks.conversation import NODES, Conversation
 from benchmarks.floor import SqliteFloor
 from benchmarks.proxy import link
 from benchmarks.results import Results, Row, counts, times
@@ -212,6 +218,74 @@ def test_the_text_is_the_same_each_time() -> None:
         2,
     ]
     assert one["channel_values"]["messages"][0] == two["channel_values"]["messages"][0]
+
+
+class State(TypedDict):
+    messages: Annotated[list[Any], add_messages]
+    turn: int
+    summary: str
+    user: str
+    language: str
+    flags: dict[str, bool]
+    score: float
+
+
+class Noted(InMemorySaver):
+    """Keeps what the engine gave to `put`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.puts: list[tuple[Any, Any, Any]] = []
+
+    def put(self, config: Any, checkpoint: Any, metadata: Any, new_versions: Any) -> Any:
+        self.puts.append((copy.deepcopy(checkpoint), metadata, new_versions))
+        return super().put(config, checkpoint, metadata, new_versions)
+
+
+def test_a_conversation_is_saved_as_the_engine_saves_it() -> None:
+    """But for when its small channels were first given, and values."""
+
+    def node(state: Any) -> dict[str, Any]:
+        return {"messages": [AIMessage("said")], "turn": state["turn"] + 1, "summary": "short"}
+
+    builder = StateGraph(State)
+    for name in NODES:
+        builder.add_node(name, node)
+    builder.add_edge(START, NODES[0])
+    for name, then in (NODES, NODES[::-1]):
+        builder.add_conditional_edges(
+            name, lambda state, then=then: END if state["turn"] == 8 else then, [END, then]
+        )
+    saver = Noted()
+    begin = {"messages": [], "turn": 0, "user": "u-1", "language": "en", "score": 0.5}
+    builder.compile(checkpointer=saver).invoke(
+        {**begin, "flags": {"beta": True}}, {"configurable": {"thread_id": "t"}}
+    )
+
+    def numbers(versions: dict[str, str]) -> dict[str, int]:
+        return {channel: int(version.split(".")[0]) for channel, version in versions.items()}
+
+    steps = [given for given in saver.puts if 1 < given[1]["step"] < 8]
+    assert len(steps) == 6
+    line = Conversation("t", saver)
+    line.advance()
+    small = {"user", "language", "flags", "score"}
+    for checkpoint, metadata, new in steps:
+        made, about, made_new = line.advance()
+        assert about == metadata
+        assert made.keys() == checkpoint.keys()
+        assert numbers(made_new) == numbers(new)
+        for part in ("channel_values", "updated_channels"):
+            assert set(made[part]) == set(checkpoint[part])
+        found, expected = (numbers(one["channel_versions"]) for one in (made, checkpoint))
+        assert found.keys() == expected.keys()
+        assert {name: found[name] for name in found.keys() - small} == {
+            name: expected[name] for name in expected.keys() - small
+        }
+        seen, expected_seen = (one["versions_seen"] for one in (made, checkpoint))
+        assert {name: numbers(of) for name, of in seen.items()} == {
+            name: numbers(of) for name, of in expected_seen.items()
+        }
 
 
 def test_round_trips_are_counted_and_take_their_time(postgres: URL) -> None:
