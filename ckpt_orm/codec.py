@@ -178,10 +178,9 @@ class Codec:
 
     def compressed(self, rows: PutRows) -> PutRows:
         """The rows of a put, with what of them is stored whole compressed, by a serde that does."""
-        logs = rows.logs or [None] * len(rows.blobs)
         blobs = [
             self._smaller(blob) if log is None else blob
-            for blob, log in zip(rows.blobs, logs, strict=True)
+            for blob, log in zip(rows.blobs, rows.log_of_each, strict=True)
         ]
         return rows._replace(blobs=blobs, plain=rows.blobs)
 

@@ -110,7 +110,7 @@ class Lane:
             params: its parameters.
             again: whether one that fails may be executed once more, to be told by Core.
         """
-        compiled = self._short(statement)
+        compiled = self.shortened(statement)
         if compiled is not None:
             try:
                 return self._execute_directly(compiled, compiled.parameters(params))
@@ -126,7 +126,7 @@ class Lane:
         """
         if not rows:
             return
-        compiled = self._short(statement)
+        compiled = self.shortened(statement)
         if compiled is not None:
             cursor = self.cursor or self.conn.connection.cursor()
             try:
@@ -139,7 +139,7 @@ class Lane:
                     cursor.close()
         self.conn.execute(statement, rows)
 
-    def _short(self, statement: Executable) -> Compiled | None:
+    def shortened(self, statement: Executable) -> Compiled | None:
         """The statement for the short lane; None where it is left to Core."""
         if self.cursor is None and not self._is_clear():
             return None

@@ -66,9 +66,13 @@ class Logs:
         return _with_logs(rows, [self.planned(rows.key, blob, eager=eager) for blob in rows.blobs])
 
     def renewed(self, rows: PutRows) -> PutRows:
-        """The same rows, each log as a chain of its own, for where one was not what was known."""
+        """The same rows, each log as a chain of its own, for where one was not what was known.
+
+        That may have been a log of another call in a batch, all of which was left out for it.
+        """
+        logs = rows.log_of_each
         return _with_logs(
-            rows, [log and log._replace(grown=growth.renewed(_payload(log))) for log in rows.logs]
+            rows, [log and log._replace(grown=growth.renewed(_payload(log))) for log in logs]
         )
 
     def stored(self, rows: PutRows) -> None:
@@ -168,8 +172,8 @@ def _with_logs(rows: PutRows, logs: Sequence[Log | None]) -> PutRows:
 
 def whole(rows: PutRows) -> PutRows:
     """The same rows without logs."""
-    logs = rows.logs or [None] * len(rows.blobs)
-    blobs = [log.blob if log else blob for blob, log in zip(rows.blobs, logs, strict=True)]
+    pairs = zip(rows.blobs, rows.log_of_each, strict=True)
+    blobs = [log.blob if log else blob for blob, log in pairs]
     return rows._replace(blobs=blobs, tails=(), logs=())
 
 

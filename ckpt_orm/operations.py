@@ -239,11 +239,10 @@ put_renewed = replace(put, function=_put_renewed, combines=False)
 
 def _put_at_once(lane: Lane, params: Mapping[str, Any], rows: PutRows) -> None:
     blobs, expected = len(rows.blobs), len(rows.tails)
-    if blobs + expected <= FEW:
-        given, statement = (
-            few_of(rows.blobs, rows.tails),
-            lane.st.few_put(blobs=blobs, tails=expected),
-        )
+    few = lane.st.few_put(blobs=blobs, tails=expected) if blobs + expected <= FEW else None
+    # Core would compile its list of values each time, which takes longer than all the rest.
+    if few is not None and lane.shortened(few):
+        statement, given = few, few_of(rows.blobs, rows.tails)
     else:
         given = parcel_of(rows.blobs, rows.tails)
         statement = lane.st.PUT_GROWING if expected else lane.st.PUT
@@ -279,12 +278,13 @@ def add_segment(lane: Lane, thread: Mapping[str, Any], tail: Tail) -> None:
 @stores
 def put_writes(lane: Lane, rows: WriteRows) -> None:
     """Store the writes of a task."""
-    task = {**rows.task(), **rows.filled}
-    if lane.st.dialect.stores_each or len(rows.writes) > FEW:
-        store(lane, lane.st.WRITES, task, rows.writes)
-    elif rows.writes:
-        statement = lane.st.few_writes(rows=len(rows.writes))
-        lane.execute(statement, {**task, **few_of(rows.writes)})
+    task, number = {**rows.task(), **rows.filled}, len(rows.writes)
+    if 0 < number <= FEW and not lane.st.dialect.stores_each:
+        few = lane.st.few_writes(rows=number)
+        if lane.shortened(few):
+            lane.execute(few, {**task, **few_of(rows.writes)})
+            return
+    store(lane, lane.st.WRITES, task, rows.writes)
 
 
 def take_turns(lane: Lane, threads: Collection[str]) -> None:

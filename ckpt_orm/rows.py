@@ -131,6 +131,11 @@ class PutRows(NamedTuple):
     plain: Sequence[Blob] = ()
 
     @property
+    def log_of_each(self) -> Sequence[Log | None]:
+        """The log of each blob; where none may grow, there are none."""
+        return self.logs or [None] * len(self.blobs)
+
+    @property
     def size(self) -> int:
         """About how many bytes are sent."""
         values = sum(len(b.blob or b"") for b in self.blobs)

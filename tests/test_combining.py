@@ -294,6 +294,29 @@ def test_what_a_batch_leaves_of_a_chain_is_used_by_nobody(
         assert connection.scalar(text(STORED_APART)) == 0
 
 
+@named(POSTGRES)
+def test_what_does_not_grow_is_stored_though_a_chain_of_its_thread_has_moved(
+    saver: Called, backend: Backend, ready_url: URL
+) -> None:
+    """A batch leaves out all of a thread whose chain is not what was known."""
+    for size in range(20, 23):
+        growing(saver, size)
+    with called(backend, ready_url) as other:
+        for n in range(WAYS):
+            value = values_of(other, config(f"t{n}"))["a"]
+            put(other, f"t{n}", {"a": [*value, "from elsewhere" * 90]})
+    given: list[dict[str, Any]] = [
+        values for n in range(WAYS) for values in ({"a": grown(n, 23)}, {"b": [n]}, {"c": n}, {})
+    ]
+    calls = [putting(f"t{n // 4}", **values) for n, values in enumerate(given)]
+    before = saver.count()
+    with crowded(saver):
+        saver.at_once(*calls)
+    stored = [found.checkpoint["channel_values"] for found in saver.list(None)]
+    assert len(stored) == before + len(calls) + 1
+    assert all(values in stored for values in given)
+
+
 def test_calls_of_the_same_time_share_transactions(saver: Called, beside: Engine) -> None:
     with crowded(saver) as taken:
         saver.at_once(*putting_many())

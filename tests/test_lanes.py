@@ -11,6 +11,7 @@ import pytest
 from backends import BACKENDS, Called, named
 from builders import config, put, values_of
 from sqlalchemy import URL, Engine, create_engine, event
+from sqlalchemy.engine.interfaces import CacheStats
 from sqlalchemy.exc import DBAPIError, IntegrityError
 from sqlalchemy.orm import Session
 
@@ -66,6 +67,24 @@ def test_both_lanes_give_the_same(
     monkeypatch.setattr(lanes, "DRIVERS", set())
     assert values(everything(saver)) == short
     assert not direct
+
+
+def test_core_compiles_no_statement_twice(saver: Called) -> None:
+    """To compile one takes longer than to store what is small, and on a loop it holds up others."""
+    heard: dict[str, CacheStats] = {}
+
+    def listen(conn: Any, cursor: Any, text: str, params: Any, context: Any, many: bool) -> None:
+        heard[text] = context.cache_hit
+
+    everything(saver)
+    event.listen(saver.engine, "after_cursor_execute", listen)
+    everything(saver)
+    heard.clear()
+    everything(saver)
+    event.remove(saver.engine, "after_cursor_execute", listen)
+    by_name = {text: hit for text, hit in heard.items() if not text.startswith("BEGIN")}
+    assert len(by_name) > 3
+    assert set(by_name.values()) == {CacheStats.CACHE_HIT}, heard
 
 
 @IN_THE_CALLERS_THREAD
