@@ -113,7 +113,13 @@ class Codec:
     ) -> PutRows:
         """The rows of a checkpoint; `config` names its parent. No blob is compressed yet."""
         parent = named_by(config)
-        key = check_put(parent, checkpoint, new_versions)
+        try:
+            key = check_put(parent, checkpoint, new_versions)
+        except (AttributeError, TypeError):
+            for part in ("channel_values", "channel_versions"):
+                InvalidConfig.unless_mapping(f"checkpoint[{part!r}]", checkpoint[part])
+            InvalidConfig.unless_mapping("new_versions", new_versions)
+            raise
         inline, blobs = self._split(key, checkpoint, new_versions)
         versions = checkpoint["channel_versions"]
         document = documents.dump(
@@ -126,6 +132,7 @@ class Codec:
         try:
             about = get_serializable_checkpoint_metadata(config, metadata)
         except AttributeError:
+            InvalidConfig.unless_mapping("metadata", metadata)
             if isinstance(config.get("metadata") or {}, Mapping):
                 raise
             raise InvalidConfig.instead_of(config) from None
@@ -215,6 +222,7 @@ class Codec:
                 "checkpoint whose config `put` returned"
             )
         check_key(*key, str(task_id))
+        writes = [*writes]  # gone through twice
         check_keys((), (task_path,), *((channel,) for channel, _ in writes))
         rows: dict[int, Write] = {}
         for position, (channel, value) in enumerate(writes):

@@ -28,8 +28,17 @@ class InvalidConfig(CheckpointError, ValueError):
             held = config.get(part) if isinstance(config, Mapping) else None
             if held and not isinstance(held, Mapping):
                 what, found = f"config[{part!r}]", held
-        kind = "None" if found is None else f"of type {type(found).__name__}"
-        return cls(f"{what} is {kind}: pass {{'configurable': {{'thread_id': …}}}}")
+        return cls(f"{what} is {_kind_of(found)}: pass {{'configurable': {{'thread_id': …}}}}")
+
+    @classmethod
+    def unless_mapping(cls, what: str, found: Any) -> None:
+        """Refuse what is none of a dict's kind."""
+        if not isinstance(found, Mapping):
+            raise cls(f"{what} is {_kind_of(found)}: pass a dict") from None
+
+
+def _kind_of(found: Any) -> str:
+    return "None" if found is None else f"of type {type(found).__name__}"
 
 
 class NotSerializable(InvalidConfig, TypeError):

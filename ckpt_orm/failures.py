@@ -21,7 +21,15 @@ from sqlalchemy.exc import (
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from ckpt_orm.errors import CheckpointError, CorruptCheckpoint, DatabaseError, DatabaseUnavailable
-from ckpt_orm.reasons import NETWORK, is_bare, reason_of, refusal_of, was_refused
+from ckpt_orm.reasons import (
+    NETWORK,
+    is_bare,
+    is_connecting,
+    reason_of,
+    refusal_of,
+    was_refused,
+    words_of,
+)
 
 #: A failure that another run may not meet: serialization, deadlock, a server that stops or starts,
 #: or has no connection left.
@@ -140,7 +148,7 @@ class translated:
     ) -> None:
         if isinstance(error, CheckpointError):
             return
-        if isinstance(error, (SQLAlchemyError, *NETWORK)) or is_bare(error):
+        if isinstance(error, (SQLAlchemyError, UnicodeEncodeError, *NETWORK)) or is_bare(error):
             raise _told(self._operation, cast(Exception, error)) from error
 
 
@@ -150,7 +158,7 @@ MALFORMED = "malformed JSON"
 
 def _told(operation: str, error: BaseException) -> CheckpointError:
     if isinstance(error, StatementError):
-        error.hide_parameters = True  # its text would show what was to be stored
+        _hide_values(error)
     if isinstance(orig := getattr(error, "orig", None), sqlite3.Error) and MALFORMED in str(orig):
         return CorruptCheckpoint(
             "a row of checkpoints",
@@ -159,3 +167,16 @@ def _told(operation: str, error: BaseException) -> CheckpointError:
     code, kind = code_of(error), type(getattr(error, "orig", None) or error).__name__
     wrapper = DatabaseUnavailable if is_unavailable(error) else DatabaseError
     return wrapper(operation, code, kind, reason_of(error, code))
+
+
+def _hide_values(error: StatementError) -> None:
+    """Leave of what an error says what shows nothing of what was to be stored.
+
+    A server repeats the row that an application's own constraint refuses, and parameters where it
+    is told to. All of that stays with `orig`, for whoever asks for it.
+    """
+    error.hide_parameters = True
+    if not is_connecting(error) and not isinstance(error.orig, sqlite3.Error):
+        kind = type(error.orig)
+        error.args = (f"({kind.__module__}.{kind.__name__}) {words_of(error, code_of(error))}",)
+        error.__cause__ = None

@@ -249,7 +249,10 @@ class Finding:
             self._runner.admit(config)
 
     def _filter(self, filter: Mapping[str, Any] | None) -> str | None:
-        return Codec(self.serde).encode_filter(filter) if filter else None
+        if not filter:
+            return None
+        InvalidConfig.unless_mapping("the filter", filter)
+        return Codec(self.serde).encode_filter(filter)
 
     def _summaries(self, page: Mapping[str, ThreadRows]) -> Iterator[ThreadSummary]:
         for thread_id, rows in page.items():
@@ -275,8 +278,12 @@ def check_limit(limit: int | None) -> int | None:
     """A limit that can be counted down.
 
     Raises:
-        InvalidConfig: for a negative one.
+        InvalidConfig: for a negative one, and for what is no whole number.
     """
+    if limit is not None and not isinstance(limit, int):
+        raise InvalidConfig(
+            f"limit is of type {type(limit).__name__}: pass None, or a whole number"
+        )
     if limit is not None and limit < 0:
         raise InvalidConfig(f"limit is {limit}: pass None for all, or a number from 0")
     return limit

@@ -41,11 +41,14 @@ class Lent:
     ) -> None:
         if self._stays_open:
             end(self._lane.conn)
-        give_back(self._lane.conn)
+        give_back(self._lane.conn, error)
 
 
-def give_back(conn: Connection) -> None:
+def give_back(conn: Connection, error: BaseException | None = None) -> None:
     """Close a connection, whose pool then makes another one if this one is lost."""
+    # Text that cannot be sent: pg8000 has sent the beginning of its message by then.
+    if isinstance(error, UnicodeEncodeError) and not conn.closed:
+        conn.invalidate(error)
     if conn.closed or conn.invalidated:
         conn.close()
         return

@@ -19,8 +19,10 @@ import ssl
 from traceback import walk_tb
 from typing import Any
 
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import DBAPIError, StatementError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
+
+NOT_UTF8 = "the database's encoding lacks a character: use a database with ENCODING 'UTF8'"
 
 #: Why, by SQLSTATE, and by the first two words of SQLite's names.
 BY_CODE = {
@@ -33,6 +35,8 @@ BY_CODE = {
     "53300": "the server has no connection left: make pools smaller, or raise max_connections or "
     "the role's CONNECTION LIMIT",
     "53100": "the server's disk is full: make room",
+    "54000": "a limit of the server's is passed, most likely by ids: use shorter ones",
+    "22P05": NOT_UTF8,
     "57P03": "the server is starting or stopping: call again later",
     "SQLITE_BUSY": "the file was locked all the time: see who leaves a transaction open",
     "SQLITE_CANTOPEN": "the file cannot be opened: see that its folder exists, and may be written",
@@ -53,6 +57,7 @@ CONNECTING = {
 DEFINING = {
     "42501": "the role may not make or change tables here: use one that owns them, or GRANT CREATE "
     "ON SCHEMA … TO …",
+    "3F000": "there is no schema to make tables in: create it, or correct --schema or search_path",
 }
 _DEFINES = re.compile(r"\s*(CREATE|ALTER|DROP|COMMENT)\b", re.IGNORECASE)
 
@@ -88,6 +93,7 @@ BY_TYPE: tuple[tuple[type[BaseException] | tuple[type[BaseException], ...], str]
     ),
     (socket.gaierror, UNKNOWN_HOST),
     (ssl.SSLCertVerificationError, UNTRUSTED),
+    (UnicodeEncodeError, NOT_UTF8),
     (ConnectionRefusedError, REFUSED),
     (FileNotFoundError, NO_SOCKET),
     ((TimeoutError, asyncio.TimeoutError), TOO_LATE),
@@ -201,6 +207,18 @@ def _own_words(error: BaseException) -> str:
     if getattr(asked, "needs_password", False):
         return "no password supplied"
     return _first_line(refusal_of(orig).get("M") or orig)
+
+
+def words_of(error: StatementError, code: str) -> str:
+    """What the server says of a statement, but for what repeats values; "" where all of it may."""
+    if code.startswith(DATA) or not isinstance(error, DBAPIError):
+        return ""
+    fields = next(iter(getattr(error.orig, "args", ())), None)
+    return _first_line(fields.get("M", "") if isinstance(fields, dict) else error.orig)
+
+
+#: The class of SQLSTATE of whatever is wrong with a value, which the server names then.
+DATA = "22"
 
 
 def _first_line(error: object) -> str:

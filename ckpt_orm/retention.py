@@ -251,6 +251,11 @@ def skeleton_of(lane: Lane, thread_id: str) -> Skeleton:
     return skeleton
 
 
+def _is_old(version: Any) -> bool:
+    """Whether a checkpoint's sends are its parent's writes; not where its version is no number."""
+    return isinstance(version, (int, float)) and version < SENDS_WITH_CHECKPOINT
+
+
 def bone_of(place: Place, parent: str | None, checkpoint: str, metadata: str) -> Bone:
     """A checkpoint of its row, which is JSON text.
 
@@ -268,7 +273,7 @@ def bone_of(place: Place, parent: str | None, checkpoint: str, metadata: str) ->
         deltas=frozenset(deltas if isinstance(deltas, dict) else ()),
         root=Place("", root) if root else None,
         run_id=run_id if isinstance(run_id, str) else None,
-        sends_with_parent=document.get("v", SENDS_WITH_CHECKPOINT) < SENDS_WITH_CHECKPOINT,
+        sends_with_parent=_is_old(document.get("v")),
     )
 
 

@@ -174,6 +174,7 @@ class SQLAlchemySaver(Lifetime, Finding, Removing, Upkeep, BaseCheckpointSaver[s
             For each channel, `writes` oldest first, with the seed's own ones, and `seed` unless
             no ancestor has a value. Empty without channels.
         """
+        channels = [*channels]  # gone through more than once
         if not channels:
             return {}
         walk = self._runner.run(history.walk, self._key(config), _channels(channels))
@@ -183,6 +184,7 @@ class SQLAlchemySaver(Lifetime, Finding, Removing, Upkeep, BaseCheckpointSaver[s
         self, *, config: RunnableConfig, channels: Sequence[str]
     ) -> Mapping[str, DeltaChannelHistory]:
         """`get_delta_channel_history`, for async callers."""
+        channels = [*channels]  # gone through more than once
         if not channels:
             return {}
         walk = await self._runner.arun(history.walk, self._key(config), _channels(channels))
@@ -296,7 +298,7 @@ class SQLAlchemySaver(Lifetime, Finding, Removing, Upkeep, BaseCheckpointSaver[s
         """
         try:
             number = int(current.split(".")[0] if isinstance(current, str) else current or 0)
-        except ValueError:
+        except (ValueError, OverflowError):
             raise InvalidConfig(
                 f"{str(current)[:40]!r} is not a version that can be counted on from: use the "
                 "versions that get_next_version() returns"

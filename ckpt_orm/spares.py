@@ -108,5 +108,5 @@ class Loan:
         if kind is None:
             self._spares.take_back(self)
         else:
-            give_back(self.lane.conn)  # in whatever state it is, which the pool ends
+            give_back(self.lane.conn, error)  # in whatever state it is, which the pool ends
             self._spares.dispose()  # they may have lost the same server

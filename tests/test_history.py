@@ -134,6 +134,14 @@ def test_an_empty_version_is_no_seed_and_a_version_that_did_not_change_is(saver:
     assert found["gone"] == {"writes": [("task", "gone", 2)], "seed": 1}
 
 
+def test_channels_of_an_iterator(saver: Called) -> None:
+    at = put(saver, "t", {"a": [2]}, put(saver, "t", {"a": [1], "b": [1]}))
+    asked = {"config": at, "channels": ["a", "b"]}
+    found = saver.get_delta_channel_history(**asked)
+    assert set(found) == {"a", "b"}
+    assert saver.get_delta_channel_history(**{**asked, "channels": iter("ab")}) == found
+
+
 def test_each_channel_stops_at_its_own_seed(saver: Called) -> None:
     configs: list[Any] = []
     seeds: list[dict[str, Any]] = [{"deep": ["d"]}, {"never": None}, {}, {"near": ["n"]}, {}, {}]

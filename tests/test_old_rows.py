@@ -147,6 +147,25 @@ def test_sends_kept_with_the_parent(saver: Called, rows: Rows) -> None:
     assert TASKS not in one_by_one[3].checkpoint["channel_values"]
 
 
+@pytest.mark.parametrize("v", [None, "3", [1], {"a": 1}], ids=repr)
+def test_a_format_that_is_no_number_is_no_old_one(saver: Called, rows: Rows, v: Any) -> None:
+    """Whoever prunes or copies a thread is not kept from it by such a checkpoint."""
+    document = {"v": v, "channel_versions": {"a": 1}, "versions_seen": {}}
+    rows.checkpoint("t", "1", {**document, "v": 3}, metadata={"run_id": "r"})
+    rows.checkpoint("t", "2", document, parent="1")
+    rows.write("t", "1", "task", 0, TASKS, Send("node", 1))
+    found = saver.get_tuple(config("t"))
+    assert found.checkpoint["v"] == v
+    assert found.checkpoint["channel_values"] == {}
+    assert found.checkpoint["channel_versions"] == {"a": 1}
+    assert next(iter(saver.list(config("t")))) == found
+    saver.copy_thread("t", "u", latest_only=True)
+    saver.delete_for_runs(["r"])
+    saver.prune(["t"])
+    assert [one.config["configurable"]["checkpoint_id"] for one in saver.list(config("t"))] == ["2"]
+    assert saver.get_tuple(config("u")).checkpoint == found.checkpoint
+
+
 def test_sends_of_the_current_format_stay_where_they_are(saver: Called, rows: Rows) -> None:
     rows.checkpoint("t", "1", {"v": 4, "channel_versions": {}, "versions_seen": {}})
     rows.checkpoint("t", "2", {"v": 4, "channel_versions": {}, "versions_seen": {}}, parent="1")

@@ -439,6 +439,28 @@ def test_the_commands(server: Server, command: list[str], sqlite_url: URL) -> No
     assert "the file is no SQLite database" in done.stderr
 
 
+def test_a_command_that_the_database_fails_has_found_no_fault(server: Server) -> None:
+    """Nobody sees a cause there: what the server says is told, but for values."""
+    with SQLAlchemySaver.from_url(server.url) as saver:
+        saver.setup()
+        put(saver, "t", {"a": [2]}, put(saver, "t", {"a": [1]}))
+    execute(server.url, "ALTER TABLE checkpoints RENAME COLUMN metadata TO other")
+    given = server.url.render_as_string(hide_password=False)
+    for command in (["verify"], ["sweep", "--keep-last", "1"]):
+        done = CliRunner().invoke(app, [*command, "--url", given])
+        assert done.exit_code == 2, done.output
+        assert "(42703); column" in done.stderr
+        assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_schema_that_there_is_not(server: Server) -> None:
+    url = server.url.update_query_dict({"options": "-csearch_path=none"})
+    done = CliRunner().invoke(app, ["upgrade", "--url", url.render_as_string(hide_password=False)])
+    assert done.exit_code == 2
+    assert "there is no schema to make tables in: create it" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
 def test_the_commands_with_asyncpg_alone(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ckpt_orm.migrations.connect.find_spec", lambda _: None)
     given = server.login("pw", WRONG).set(drivername="postgresql")

@@ -20,7 +20,7 @@ from langgraph.graph import START, StateGraph
 from langgraph.types import Send
 from sqlalchemy import URL, create_engine, select
 
-from ckpt_orm import Checkpoint, InvalidConfig
+from ckpt_orm import Checkpoint, InvalidConfig, SQLAlchemySaver
 from ckpt_orm.compression import compressed
 from ckpt_orm.errors import NotSerializable
 from ckpt_orm.refusals import DEEPEST, MOST, Remains, refusal
@@ -369,3 +369,44 @@ def test_a_serde_with_a_method_of_its_own_is_one_of_another_make(
         document = connection.execute(select(Checkpoint.checkpoint)).scalar_one()
     engine.dispose()
     assert document["channel_values"] == {}
+
+
+#: What a dict is expected for, and what takes something else.
+NO_DICT: dict[str, Callable[[Any, Any], Any]] = {
+    "new_versions": lambda saver, given: saver.put(config("t"), checkpoint({}), {}, given),
+    "metadata": lambda saver, given: saver.put(config("t"), checkpoint({}), given, {}),
+    "checkpoint['channel_values']": lambda saver, given: saver.put(
+        config("t"), {**checkpoint({}), "channel_values": given}, {}, {}
+    ),
+    "checkpoint['channel_versions']": lambda saver, given: saver.put(
+        config("t"), {**checkpoint({}), "channel_versions": given}, {}, {}
+    ),
+}
+
+
+@pytest.mark.parametrize("given", [None, ["a"], "a"], ids=repr)
+@pytest.mark.parametrize("what", NO_DICT)
+@SOME
+def test_what_is_no_dict_is_told(saver: Called, what: str, given: Any) -> None:
+    with pytest.raises(InvalidConfig) as caught:
+        NO_DICT[what](saver, given)
+    kind = "None" if given is None else f"of type {type(given).__name__}"
+    assert str(caught.value) == f"{what} is {kind}: pass a dict"
+    assert saver.get_tuple(config("t")) is None
+
+
+@SOME
+def test_a_filter_or_limit_of_another_kind_is_told(saver: Called) -> None:
+    for filter in (["a"], "a", {"a"}):
+        with pytest.raises(InvalidConfig, match=r"the filter is of type .*: pass a dict"):
+            list(saver.list(config("t"), filter=filter))
+    for limit in ("5", 2.5, [1]):
+        with pytest.raises(InvalidConfig, match=r"limit is of type .*: pass None"):
+            list(saver.list(config("t"), limit=limit))
+
+
+@pytest.mark.parametrize("current", [math.inf, math.nan, "a.b", ""])
+def test_a_version_that_cannot_be_counted_on_from_is_told(current: Any) -> None:
+    saver = SQLAlchemySaver.from_url("sqlite://")
+    with pytest.raises(InvalidConfig, match="is not a version that can be counted on from"):
+        saver.get_next_version(current, None)

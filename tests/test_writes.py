@@ -53,6 +53,13 @@ def test_the_rule_holds_for_each_row_not_for_the_batch(saver: Called) -> None:
     ]
 
 
+def test_writes_of_an_iterator_are_all_stored(saver: Called) -> None:
+    """The engine gives a sequence; who calls a saver may have none."""
+    stored = put(saver, "t", {})
+    saver.put_writes(stored, ((name, 1) for name in "ab"), "T")
+    assert writes_of(saver, stored) == [("T", "a", 1), ("T", "b", 1)]
+
+
 def test_of_a_special_channel_twice_in_a_batch_the_last_counts(saver: Called) -> None:
     stored = put(saver, "t", {})
     saver.put_writes(stored, [(ERROR, "first"), ("x", 1), (ERROR, "last")], "T")

@@ -213,13 +213,9 @@ def _known(revision: str) -> str:
 
 
 def _position(revision: str) -> int:
-    """Where a revision stands in the history, the base before the first."""
-    names = ("base", *REVISIONS)
-    if revision == "head":
-        return len(REVISIONS)
-    if revision not in names:
-        fail(f"there is no revision {revision!r}; there are {', '.join(names)} and head", 1)
-    return names.index(revision)
+    """Where a revision stands in the history; one that there is not ends the command."""
+    with failures():
+        return state.position(revision)
 
 
 def _summary(revision: str) -> str:

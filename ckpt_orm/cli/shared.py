@@ -19,13 +19,13 @@ from urllib.parse import unquote, urlsplit
 import typer
 from rich.console import Console
 from sqlalchemy import URL, Connection
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.exc import SQLAlchemyError, StatementError
 
 from ckpt_orm.engines import in_memory
-from ckpt_orm.errors import BadURL, CheckpointError, DatabaseUnavailable, WrongEngine
+from ckpt_orm.errors import BadURL, CheckpointError, DatabaseError, WrongEngine
 from ckpt_orm.failures import code_of
 from ckpt_orm.migrations import connect
-from ckpt_orm.reasons import NETWORK, is_bare, reason_of
+from ckpt_orm.reasons import NETWORK, is_bare, reason_of, words_of
 
 _T = TypeVar("_T")
 
@@ -88,7 +88,7 @@ def failures() -> Iterator[None]:
 
     try:
         yield
-    except (DatabaseUnavailable, BadURL, WrongEngine, ModuleNotFoundError) as error:
+    except (DatabaseError, BadURL, WrongEngine, ModuleNotFoundError) as error:
         fail(told(error), 2)
     except (CheckpointError, CommandError) as error:
         fail(told(error), 1)
@@ -106,10 +106,16 @@ def told(error: Exception) -> str:
         return error.advice
     if isinstance(error, ModuleNotFoundError):
         return f"the driver {error.name!r} is not installed"
+    if isinstance(error, DatabaseError) and isinstance(cause := error.__cause__, StatementError):
+        # Nobody sees a cause here.
+        reason = error.reason or words_of(cause, error.code)
+        return str(type(error)(error.operation, error.code, error.kind, reason))
     if isinstance(error, CheckpointError):
         return str(error)
     # Of a driver's error only its own words: SQLAlchemy's would repeat the statement.
-    return reason_of(error, code_of(error)) or str(getattr(error, "orig", error)).strip()
+    code = code_of(error)
+    words = words_of(error, code) if isinstance(error, StatementError) else str(error).strip()
+    return reason_of(error, code) or words or f"{type(error).__name__} ({code})"
 
 
 def fail(message: str, code: int) -> NoReturn:

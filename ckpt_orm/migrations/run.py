@@ -40,6 +40,7 @@ def setup(
         to: the revision to come to.
 
     Raises:
+        InvalidConfig: there is no such revision.
         ForeignTable: one of the names belongs to a table of another shape.
         SchemaLocked: another upgrade did not end in time.
     """

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from sqlalchemy import Connection, text
 
-from ckpt_orm.errors import SchemaNotReady, UnsupportedDialect
+from ckpt_orm.errors import InvalidConfig, SchemaNotReady, UnsupportedDialect
 from ckpt_orm.migrations.place import Place, quoted
 from ckpt_orm.migrations.whereabouts import database_of, is_blank
 
@@ -70,14 +70,32 @@ _ORDER = text(
 )
 
 
+def position(revision: str) -> int:
+    """Where a revision stands in the history, the base before the first.
+
+    Raises:
+        InvalidConfig: for one that this release does not know.
+    """
+    names = ("base", *REVISIONS)
+    if revision == "head":
+        return len(REVISIONS)
+    if revision not in names:
+        raise InvalidConfig(
+            f"there is no revision {revision!r}; there are {', '.join(names)} and head"
+        )
+    return names.index(revision)
+
+
 def reached(found: str | None, wanted: str) -> bool:
     """Whether a database at `found` has everything of `wanted`.
 
     A revision this release does not know was made by a later one, which only ever adds.
+
+    Raises:
+        InvalidConfig: for a wanted one that this release does not know.
     """
-    if found is None:
-        return False
-    return found not in REVISIONS or REVISIONS.index(found) >= REVISIONS.index(wanted)
+    asked = position(wanted)
+    return (found is not None and found not in REVISIONS) or position(found or "base") >= asked
 
 
 def escaped(sql: str) -> str:

@@ -18,6 +18,7 @@ from sqlalchemy import (
     Select,
     Table,
     Text,
+    and_,
     bindparam,
     cast,
     column,
@@ -192,7 +193,11 @@ POSTGRES = Dialect(
     ),
     entry=lambda document, key, name: _at(document, key).op("->>", return_type=Text())(name),
     joined=lambda one, other: one.op("||", return_type=LargeBinary())(other),
-    older=lambda document, number: _at(document, "v") < text(f"'{number}'::jsonb"),
+    # Of other kinds than numbers, some are less than any.
+    older=lambda document, number: and_(
+        func.jsonb_typeof(_at(document, "v")) == constant("number"),
+        _at(document, "v") < text(f"'{number}'::jsonb"),
+    ),
     contains=lambda document, part: document.op("@>")(cast(part, JSONB)),
     in_order=lambda column: column.collate("C"),
     steps=False,

@@ -60,6 +60,15 @@ def test_upgrade_never_goes_back(database_url: URL) -> None:
     assert printed("current", url=database_url) == f"{HEAD}\n"
 
 
+def test_the_base_is_always_reached(database_url: URL) -> None:
+    assert printed("upgrade", "base", url=database_url) == "base: nothing to do\n"
+    run("upgrade", url=database_url)
+    assert printed("upgrade", "base", url=database_url) == f"{HEAD}: nothing to do\n"
+    failed = run("upgrade", "ckpt_orm_0999", url=database_url)
+    assert failed.exit_code == 1
+    assert "there is no revision 'ckpt_orm_0999'; there are base, ckpt_orm_0001" in failed.stderr
+
+
 def test_a_prefix(database_url: URL, make_engine: MakeEngine) -> None:
     printed("upgrade", "--prefix", "x_", url=database_url)
     assert tables(make_engine(database_url)) == {"x_" + t for t in (*TABLES, VERSION_TABLE)}
