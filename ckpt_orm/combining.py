@@ -23,6 +23,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from enum import Enum
 from functools import partial
+from time import monotonic
 from typing import Any, TypeAlias, TypeVar, cast
 from weakref import WeakKeyDictionary
 
@@ -72,12 +73,13 @@ class Call:
         arguments: of the operation, the rows that are stored.
     """
 
-    __slots__ = ("operation", "others", "outcome", "role", "rows", "wake")
+    __slots__ = ("operation", "others", "outcome", "role", "rows", "since", "wake")
 
     def __init__(self, operation: Operation[..., Any], arguments: tuple[Any, ...]) -> None:
         self.operation = operation
         self.rows: PutRows | WriteRows = arguments[0]
         self.role, self.outcome = WAITS, GOES_ALONE
+        self.since = monotonic()  # to stand in line is to wait for the database as well
         self.others: Sequence[Call] = ()  # whom it takes along
         self.wake: Callable[[], object] = object
 
@@ -89,6 +91,11 @@ class Call:
 
 
 Batch: TypeAlias = Sequence[Call]
+
+
+def since(batch: Batch) -> float:
+    """Since when all of a batch have been waiting."""
+    return max(call.since for call in batch)
 
 
 def in_order(batch: Batch) -> list[Call]:

@@ -8,14 +8,19 @@ application's, and nothing is set on it. No session state is left on a connectio
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 from collections.abc import AsyncGenerator, Mapping
+from time import sleep
 from typing import TYPE_CHECKING, Any, cast
 from weakref import WeakKeyDictionary, ref
 
 from sqlalchemy import URL, Engine, create_engine, event
 from sqlalchemy.pool import Pool, QueuePool, SingletonThreadPool, StaticPool
+from sqlalchemy.util import await_only
+from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_random
 
 from ckpt_orm.errors import InvalidConfig, WrongEngine
+from ckpt_orm.failures import sqlite_code
 from ckpt_orm.modes import outside
 from ckpt_orm.options import check_options
 from ckpt_orm.statements import dialect_named
@@ -223,17 +228,34 @@ def _tune(engine: Engine | AsyncEngine, patience: int) -> None:
     if sync.dialect.name != "sqlite" or in_memory(sync.url):
         return
 
+    # SQLite waits for no lock where it brings a file to WAL, which several processes may at once.
+    until_free = Retrying(
+        retry=retry_if_exception(_finds_it_locked),
+        stop=stop_after_delay(patience / 1000),
+        wait=wait_random(0.001, 0.05),
+        sleep=sleep if isinstance(engine, Engine) else _sleep_on_loop,
+        reraise=True,
+    )
+
     @event.listens_for(sync, "connect")
     def connected(connection: Any, record: object) -> None:
         try:
             with outside(connection):
                 cursor = connection.cursor()
                 cursor.execute(f"PRAGMA busy_timeout={patience}")
-                cursor.execute("PRAGMA journal_mode=WAL")
+                until_free.copy()(cursor.execute, "PRAGMA journal_mode=WAL")
                 cursor.close()
         except Exception:  # the file is no database, or locked
             connection.close()
             raise
+
+
+def _finds_it_locked(error: BaseException) -> bool:
+    return isinstance(error, sqlite3.Error) and sqlite_code(error) == "SQLITE_BUSY"
+
+
+def _sleep_on_loop(seconds: float) -> None:
+    await_only(asyncio.sleep(seconds))
 
 
 def _with_driver(url: URL) -> URL:

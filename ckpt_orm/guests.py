@@ -30,7 +30,7 @@ from ckpt_orm.modes import begins_itself
 from ckpt_orm.operations import CHANGE, READ, Access, Operation
 from ckpt_orm.runners import Runner
 from ckpt_orm.statements import dialect_named
-from ckpt_orm.waiting import in_thread, to_its_end
+from ckpt_orm.waiting import in_thread, threads_of_guests, to_its_end
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session
@@ -121,7 +121,7 @@ class GuestRunner:
 
     async def _arun(self, name: str, step: Callable[[Connection], R]) -> R:
         if not self._is_async:
-            return await in_thread(partial(self._run, name, step))
+            return await in_thread(threads_of_guests(), partial(self._run, name, step))
         # A cancelled statement would cost the caller its connection, and all that was done on it.
         return await to_its_end(self._arun_once(name, step))
 

@@ -11,26 +11,19 @@ once.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from functools import partial
+from time import sleep
 from typing import Any, Literal, ParamSpec, TypeVar, cast
 
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import Pool
-from tenacity import (
-    AsyncRetrying,
-    RetryCallState,
-    Retrying,
-    retry_if_exception,
-    stop_after_attempt,
-    stop_after_delay,
-    wait_random_exponential,
-)
-from tenacity.stop import stop_base
+from tenacity import AsyncRetrying, Retrying
 
 from ckpt_orm import lanes, migrations
-from ckpt_orm.combining import Batch, Call, Lines, in_order, rows_of
+from ckpt_orm.combining import Batch, Call, Lines, in_order, rows_of, since
 from ckpt_orm.engines import (
     AUTOCOMMITS,
     GivenEngine,
@@ -49,10 +42,10 @@ from ckpt_orm.logs import Logs, Shelf
 from ckpt_orm.models import Models
 from ckpt_orm.modes import begins_itself, driver_of, ends_nothing
 from ckpt_orm.operations import CHANGE, READ, WRITE, Access, Operation, put, store_all
-from ckpt_orm.reasons import may_be_refused
+from ckpt_orm.retries import PAUSE, RETRY
 from ckpt_orm.spares import Loan, spares_of
 from ckpt_orm.statements import statements_for
-from ckpt_orm.waiting import Turns, in_thread
+from ckpt_orm.waiting import Turns, in_thread, threads_of
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -60,24 +53,6 @@ R = TypeVar("R")
 #: How values that grow are stored.
 Growth = Literal["append", "whole"] | None
 _GROWS: dict[Growth, bool | None] = {"append": True, "whole": False, None: None}
-
-
-class StopIfLikelyRefused(stop_base):
-    """Stops what may pass, and most likely will not."""
-
-    def __call__(self, retry_state: RetryCallState) -> bool:
-        """Whether it has run three times, of which the first one is not counted here."""
-        error = retry_state.outcome.exception() if retry_state.outcome else None
-        return retry_state.attempt_number >= 2 and may_be_refused(error)
-
-
-#: How a failure that passes is retried: up to 5 runs after the first, some 3 seconds in all.
-RETRY: dict[str, Any] = {
-    "stop": stop_after_attempt(5) | stop_after_delay(3) | StopIfLikelyRefused(),
-    "wait": wait_random_exponential(multiplier=0.1, max=2),
-    "retry": retry_if_exception(lambda error: passes(error)),
-    "reraise": True,
-}
 
 
 class Runner:
@@ -155,15 +130,17 @@ class Runner:
         """
         engine = self.engine or self._sync_engine()
         with translated(operation.name):
-            once = partial(self._run_once, engine, operation, *args, **kwargs)
+            once = partial(self._run_once, None, engine, operation, *args, **kwargs)
             try:
                 if operation.combines and self._may_combine(engine):
                     call = Call(operation, args)
-                    return self._lines.threads.run(call, once, self._store_once)
+                    alone = partial(self._run_once, call.since, engine, operation, *args, **kwargs)
+                    return self._lines.threads.run(call, alone, self._store_once)
                 return once()
             except Exception as error:
                 if not passes(error):
                     raise
+            sleep(PAUSE)
             return Retrying(**RETRY)(once)
 
     async def arun(self, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
@@ -174,15 +151,17 @@ class Runner:
         if self.async_engine is None:
             return await self._run_in_thread(operation, *args, **kwargs)
         with translated(operation.name):
-            once = partial(self._arun_once, operation, *args, **kwargs)
+            once = partial(self._arun_once, None, operation, *args, **kwargs)
             try:
                 if operation.combines and self._may_combine(await self._sync_half()):
-                    line = self._lines.here()
-                    return await line.run(Call(operation, args), once, self._astore_once)
+                    call = Call(operation, args)
+                    alone = partial(self._arun_once, call.since, operation, *args, **kwargs)
+                    return await self._lines.here().run(call, alone, self._astore_once)
                 return await once()
             except Exception as error:
                 if not passes(error):
                     raise
+            await asyncio.sleep(PAUSE)
             return await AsyncRetrying(**RETRY)(once)
 
     async def _run_in_thread(
@@ -190,11 +169,14 @@ class Runner:
     ) -> R:
         """Run an operation in a thread; those that are combined in one, rather than in one each."""
         engine = self._sync_engine()
-        run = partial(in_thread, partial(self.run, operation, *args, **kwargs))
+        threads = threads_of(engine, operation.access)
+        run = partial(in_thread, threads, partial(self.run, operation, *args, **kwargs))
         if not (operation.combines and self._may_combine(engine)):
             return await run()
         return await self._lines.here().run(
-            Call(operation, args), run, lambda batch: in_thread(partial(self._store_once, batch))
+            Call(operation, args),
+            run,
+            lambda batch: in_thread(threads, partial(self._store_once, batch)),
         )
 
     async def _sync_half(self) -> Engine:
@@ -207,18 +189,25 @@ class Runner:
         return self._ready and (self._spares is not None or not is_prepared(engine))
 
     def _run_once(
-        self, engine: Engine, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs
+        self,
+        since: float | None,
+        engine: Engine,
+        operation: Operation[P, R],
+        *args: P.args,
+        **kwargs: P.kwargs,
     ) -> R:
-        with self._turns.take(operation.access), self._connect(engine) as lane:
+        with self._turns.take(operation.access, since), self._connect(engine) as lane:
             return self._execute_alone(lane, operation, *args, **kwargs)
 
-    async def _arun_once(self, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+    async def _arun_once(
+        self, since: float | None, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs
+    ) -> R:
         engine = await cast("LoopEngines | GivenEngine", self.async_engine).current()
 
         def execute(lane: Lane) -> R:
             return self._execute_alone(lane, operation, *args, **kwargs)
 
-        async with self._turns.atake(operation.access), engine.connect() as conn:
+        async with self._turns.atake(operation.access, since), engine.connect() as conn:
             return await conn.run_sync(self._on_lane, execute)
 
     def _on_lane(self, conn: Connection, step: Callable[[Lane], R]) -> R:
@@ -258,12 +247,12 @@ class Runner:
 
     def _store_once(self, batch: Batch) -> Batch:
         engine = self._sync_engine()
-        with self._turns.take(CHANGE), self._connect(engine) as lane:
+        with self._turns.take(CHANGE, since(batch)), self._connect(engine) as lane:
             return self._execute_together(lane, batch)
 
     async def _astore_once(self, batch: Batch) -> Batch:
         engine = await cast("LoopEngines | GivenEngine", self.async_engine).current()
-        async with self._turns.atake(CHANGE), engine.connect() as conn:
+        async with self._turns.atake(CHANGE, since(batch)), engine.connect() as conn:
             return await conn.run_sync(self._on_lane, lambda it: self._execute_together(it, batch))
 
     def _execute_together(self, lane: Lane, batch: Batch) -> Batch:
@@ -374,7 +363,7 @@ class Runner:
     async def asetup(self) -> None:
         """`setup` in the other colour."""
         if self.async_engine is None:
-            return await in_thread(self.setup)
+            return await in_thread(threads_of(self._sync_engine(), CHANGE), self.setup)
         engine = await self.async_engine.current()
         with translated("setup"):
             async with self._turns.atake(CHANGE), engine.connect() as conn:

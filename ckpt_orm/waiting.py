@@ -14,15 +14,19 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext, suppress
 from functools import lru_cache
+from time import monotonic
+from types import TracebackType
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 from sqlalchemy import Engine
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import StaticPool
 
 from ckpt_orm.engines import GivenEngine, LoopEngines
+from ckpt_orm.failures import code_of
 from ckpt_orm.forks import after_fork
-from ckpt_orm.operations import CHANGE, WRITE, Access
+from ckpt_orm.operations import CHANGE, READ, WRITE, Access
 
 R = TypeVar("R")
 
@@ -35,6 +39,10 @@ class Turns:
     Writers of one SQLite file find it locked, and sleep and look again, so that a late one may
     overtake an early one many times. In one process they queue instead. Readers need not, unless
     the engine has a single connection for everybody (a StaticPool). Postgres queues by itself.
+
+    Where another process keeps the file locked, whoever has stood in the queue for as long as the
+    first one waited for the file has waited long enough as well: the same failure is theirs. One
+    after the other they would wait as many times as they are.
     """
 
     def __init__(
@@ -53,23 +61,87 @@ class Turns:
 
     def renew(self) -> None:
         """Begin with nobody in it."""
-        self._lock = threading.Lock()
+        self._lock, self._failed = threading.Lock(), _NEVER
         self._locks: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = (
             WeakKeyDictionary()
         )
 
-    def take(self, access: Access) -> Any:
-        """A context for a sync caller."""
-        return self._lock if access in self._needs_turn else _NO_TURN
+    def take(self, access: Access, since: float | None = None) -> Any:
+        """A context for a sync caller, who has been waiting since a time, if not since now."""
+        return _Turn(self, self._lock, since) if access in self._needs_turn else _NO_TURN
 
-    def atake(self, access: Access) -> Any:
+    def atake(self, access: Access, since: float | None = None) -> Any:
         """A context for a caller on the running loop."""
         if access not in self._needs_turn:
             return _NO_TURN
-        return self._locks.setdefault(asyncio.get_running_loop(), asyncio.Lock())
+        lock = self._locks.setdefault(asyncio.get_running_loop(), asyncio.Lock())
+        return _AsyncTurn(self, lock, since)
+
+    def begin(self, since: float) -> float:
+        """Begin with a turn that was waited for since then; now.
+
+        Raises:
+            DBAPIError: where the file was locked for somebody all that time.
+        """
+        began, error = self._failed
+        if since <= began:
+            raise type(error)(error.statement, None, error.orig, hide_parameters=True)
+        return monotonic()
+
+    def end(self, began: float, error: BaseException | None) -> None:
+        """Note whether a turn found the file locked."""
+        if isinstance(error, DBAPIError) and code_of(error).startswith("SQLITE_BUSY"):
+            self._failed = began, error
 
 
-async def in_thread(function: Callable[[], R]) -> R:
+#: The failure of nobody's turn.
+_NEVER: tuple[float, Any] = (float("-inf"), None)
+
+
+class _Turn:
+    """A turn of a sync caller; not a generator, which would cost each of them more."""
+
+    __slots__ = ("_began", "_lock", "_since", "_turns")
+
+    def __init__(self, turns: Turns, lock: Any, since: float | None) -> None:
+        self._turns, self._lock = turns, lock
+        self._since = monotonic() if since is None else since
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+        self._begin()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._turns.end(self._began, error)
+        self._lock.release()
+
+    def _begin(self) -> None:
+        try:
+            self._began = self._turns.begin(self._since)
+        except BaseException:
+            self._lock.release()
+            raise
+
+
+class _AsyncTurn(_Turn):
+    """A turn of a caller on a loop."""
+
+    __slots__ = ()
+
+    async def __aenter__(self) -> None:
+        await self._lock.acquire()
+        self._begin()
+
+    async def __aexit__(self, *raised: Any) -> None:
+        self.__exit__(*raised)
+
+
+async def in_thread(threads: ThreadPoolExecutor, function: Callable[[], R]) -> R:
     """`asyncio.to_thread` that is over when it returns, also where the caller was cancelled.
 
     In threads of this package: those of the loop are where LangGraph runs synchronous nodes, which
@@ -79,17 +151,45 @@ async def in_thread(function: Callable[[], R]) -> R:
     # after the caller has gone on to do something else.
     context = contextvars.copy_context()
     loop = asyncio.get_running_loop()
-    return await to_its_end(loop.run_in_executor(threads(), context.run, function))
+    return await to_its_end(loop.run_in_executor(threads, context.run, function))
+
+
+#: The threads of each engine, for reads and for the rest.
+_THREADS: WeakKeyDictionary[Engine, dict[bool, ThreadPoolExecutor]] = WeakKeyDictionary()
+
+#: How many threads these are, and those of guests, of which there are as many as there are calls.
+_MOST, _MOST_GUESTS = 32, 10_000
+
+
+def threads_of(engine: Engine, access: Access) -> ThreadPoolExecutor:
+    """The threads in which a sync engine serves async callers.
+
+    All of those that store may be waiting for a lock: reads have others, and so has each engine.
+    """
+    of_engine, reads = _THREADS.setdefault(engine, {}), access is READ
+    if reads not in of_engine:
+        made = ThreadPoolExecutor(_MOST, thread_name_prefix="ckpt_orm")
+        of_engine.setdefault(reads, made)
+    return of_engine[reads]
 
 
 @lru_cache(maxsize=1)
-def threads() -> ThreadPoolExecutor:
-    """The threads in which a sync engine serves async callers, of all savers of the process."""
-    return ThreadPoolExecutor(max_workers=32, thread_name_prefix="ckpt_orm")
+def threads_of_guests() -> ThreadPoolExecutor:
+    """The threads of calls inside transactions of callers: there is always one more.
+
+    What all others are waiting for may be the end of such a transaction, and that for this call.
+    """
+    return ThreadPoolExecutor(_MOST_GUESTS, thread_name_prefix="ckpt_orm")
+
+
+def _renew() -> None:
+    """A child process has none of these threads."""
+    _THREADS.clear()
+    threads_of_guests.cache_clear()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=threads.cache_clear)
+    os.register_at_fork(after_in_child=_renew)
 
 
 async def to_its_end(coroutine: Awaitable[R]) -> R:

@@ -8,20 +8,22 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from enum import Enum
+from functools import partial
 from pathlib import Path
 from typing import Any, TypedDict
 
 import pytest
-from backends import BACKENDS, Called, named
-from builders import config, put, values_of
+from backends import BACKENDS, Backend, Called, called, named
+from builders import checkpoint, config, put, values_of, version
 from langgraph.graph import START, StateGraph
 from langgraph.types import Command, interrupt
 from sqlalchemy import URL, Engine, create_engine, event, select
 
 from ckpt_orm import InvalidConfig, SQLAlchemySaver
-from ckpt_orm.errors import DatabaseError
+from ckpt_orm.errors import DatabaseError, DatabaseUnavailable
 from ckpt_orm.failures import sqlite_code
 from ckpt_orm.statements import statements_for
+from ckpt_orm.waiting import Turns
 
 SYNC = named([backend for backend in BACKENDS if not backend.is_async])
 
@@ -185,6 +187,81 @@ def test_a_locked_file_is_given_up_in_time(sqlite_url: URL) -> None:
     locked.close()
     put(saver, "t", {"a": [1]})
     engine.dispose()
+
+
+@pytest.mark.parametrize("is_async", [False, True], ids=["pysqlite", "aiosqlite"])
+def test_many_who_find_a_file_locked_wait_at_the_same_time(
+    sqlite_url: URL, is_async: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And not each after the one before: those who stand in line are told what the first met."""
+    backend = Backend("", "sqlite", "sqlite+aiosqlite" if is_async else "sqlite", is_async)
+    number, met, end = 40, list[Any](), Turns.end
+
+    def noted(turns: Turns, began: float, error: Any) -> None:
+        met.append(error)
+        end(turns, began, error)
+
+    with called(backend, sqlite_url, {"connect_args": {"timeout": 0.2}}) as saver:
+        put(saver, "before", {"a": [1]})
+        calls = [partial(attempted, f"t{n}", is_async) for n in range(number)]
+        monkeypatch.setattr(Turns, "end", noted)
+        with closing(sqlite3.connect(str(sqlite_url.database))) as locked:
+            locked.execute("BEGIN IMMEDIATE")
+            outcomes = saver.at_once(*calls)
+        assert {type(each) for each in outcomes} == {DatabaseUnavailable}
+        assert all("the file was locked all the time" in str(each) for each in outcomes)
+        assert 0 < len(met) < number
+        assert saver.count() == 1
+        saver.at_once(*calls)
+        assert saver.count() == 1 + number
+
+
+def attempted(thread: str, is_async: bool, saver: Any) -> Any:
+    """What a call that puts a checkpoint returns, or raises; or one that tells it on a loop."""
+    given = version()
+    stored = checkpoint({"a": [1]}, {"a": given})
+    call = partial(saver.put, config(thread), stored, {"source": "loop"}, {"a": given})
+
+    async def told_later() -> Any:
+        try:
+            return await call()
+        except DatabaseError as error:
+            return error
+
+    if is_async:
+        return told_later()
+    try:
+        return call()
+    except DatabaseError as error:
+        return error
+
+
+def test_who_waits_for_a_lock_keeps_nobody_else_from_a_thread(tmp_path: Path) -> None:
+    """Neither reads of the same database nor calls of another one."""
+    one, other = (SQLAlchemySaver.from_url(f"sqlite:///{tmp_path}/{name}") for name in "ab")
+    for saver in (one, other):
+        saver.setup()
+
+    async def read_while_many_wait() -> None:
+        locked = sqlite3.connect(tmp_path / "a")
+        locked.execute("BEGIN IMMEDIATE")
+        tasks = [asyncio.ensure_future(aput(one, f"t{number}")) for number in range(80)]
+        await asyncio.sleep(0.3)
+        for call in (one.aget_tuple(config("t")), aput(other, "t"), other.aget_tuple(config("t"))):
+            await asyncio.wait_for(call, 5)
+        locked.close()
+        await asyncio.gather(*tasks)
+
+    asyncio.run(read_while_many_wait())
+    assert one.count() == 80
+    one.close()
+    other.close()
+
+
+async def aput(saver: SQLAlchemySaver, thread: str) -> Any:
+    given = version()
+    stored = checkpoint({"a": [1]}, {"a": given})
+    return await saver.aput(config(thread), stored, {"source": "loop"}, {"a": given})
 
 
 def test_repr_shows_no_password_wherever_it_stands() -> None:

@@ -18,7 +18,7 @@ FLOORS = [
     {"version", "errors", "forks", "words", "reasons", "once"},
     {"documents", "models", "columns", "scope", "growth", "failures", "compression", "modes"}
     | {"names", "urls", "options"},
-    {"rows", "migrations", "refusals"},
+    {"rows", "migrations", "refusals", "retries"},
     {"logs", "messages", "parcels", "stretches", "unchanged"},
     {"codec"},
     {"statements"},

@@ -17,7 +17,7 @@ from sqlalchemy import URL, create_engine, event
 from tenacity import stop_after_attempt
 
 from ckpt_orm import DatabaseUnavailable, SQLAlchemySaver, lanes
-from ckpt_orm.runners import RETRY
+from ckpt_orm.retries import RETRY
 
 PLACES = {
     str(Path(lanes.__file__).with_name(f"{name}.py"))

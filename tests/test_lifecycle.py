@@ -13,7 +13,14 @@ from builders import config, id_of, put, version
 from langgraph.checkpoint.serde.types import TASKS, _DeltaSnapshot
 from sqlalchemy import URL, create_engine, select, update
 
-from ckpt_orm import Checkpoint, CheckpointBlob, CheckpointWrite, InvalidConfig, SQLAlchemySaver
+from ckpt_orm import (
+    Checkpoint,
+    CheckpointBlob,
+    CheckpointSegment,
+    CheckpointWrite,
+    InvalidConfig,
+    SQLAlchemySaver,
+)
 
 #: Ids of which one begins another, matches it as a pattern, or equals it but for case.
 LOOKALIKES = ["t1", "t10", "t%", "t_", "T1"]
@@ -30,7 +37,7 @@ def rows(saver: Called, ready_url: URL) -> Iterator[Callable[..., Rows]]:
     def read(thread: str | None = None) -> Rows:
         found: Rows = {}
         with engine.connect() as conn:
-            for model in (Checkpoint, CheckpointBlob, CheckpointWrite):
+            for model in (Checkpoint, CheckpointBlob, CheckpointWrite, CheckpointSegment):
                 columns = [c for c in model.__table__.columns if c.name != "created_at"]
                 query = select(*columns)
                 if thread is not None:
@@ -72,7 +79,8 @@ def fill(saver: Called, thread: Any, run: str = "r1") -> None:
     for ns in NAMESPACES:
         stored = None
         for step in range(3):
-            values = {"shared": ["s", thread], "own": [step], "small": step}
+            values: dict[str, Any] = {"shared": ["s", thread], "own": [step], "small": step}
+            values["long"] = ["x" * 700] * 10 + list(range(step))
             stored = put(
                 saver,
                 thread,
@@ -80,7 +88,7 @@ def fill(saver: Called, thread: Any, run: str = "r1") -> None:
                 stored,
                 {"source": "loop", "step": step, "run_id": run, "parents": {}},
                 ns,
-                new=values if step == 0 else ["own", "small"],
+                new=values if step == 0 else ["own", "small", "long"],
             )
             saver.put_writes(stored, [("own", [step + 1]), ("small", None)], "task", "path")
 

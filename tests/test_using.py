@@ -271,6 +271,41 @@ def fan() -> StateGraph[Any, Any, Any, Any]:
     return builder
 
 
+def test_those_who_wait_for_its_end_do_not_keep_a_transaction_from_it(database_url: URL) -> None:
+    """However many: its own calls need a thread as well, where the engine is a sync one."""
+    long = [f"{n:0700}" for n in range(40)]
+    engine = create_engine(database_url, **ROOM[database_url.get_backend_name()])
+    saver = SQLAlchemySaver(engine)
+    saver.setup()
+
+    async def append(to: SQLAlchemySaver, name: str) -> Any:
+        given = version()
+        stored = checkpoint({"log": [*long, name]}, {"log": given})
+        return await to.aput(config("t"), stored, {"source": "loop"}, {"log": given})
+
+    async def go_on() -> None:
+        await append(saver, "first")
+        with Session(engine) as session:
+            mine = saver.using(session)
+            await append(mine, "mine")
+            others = [asyncio.ensure_future(append(saver, f"{n}")) for n in range(70)]
+            await asyncio.sleep(1)
+            await asyncio.wait_for(append(mine, "mine too"), 10)
+            session.commit()
+        await asyncio.gather(*others)
+
+    asyncio.run(go_on())
+    assert saver.count() == 73
+    engine.dispose()
+
+
+#: A pool, or a time to wait, in which all of them have room.
+ROOM: dict[str, dict[str, Any]] = {
+    "postgresql": {"pool_size": 80},
+    "sqlite": {"connect_args": {"timeout": 30}},
+}
+
+
 @every_way
 @pytest.mark.parametrize("durability", ["exit", "async"])
 def test_a_run_in_the_callers_transaction(

@@ -9,6 +9,7 @@ import enum
 import math
 import operator
 import random
+from base64 import b64encode
 from collections import namedtuple
 from datetime import datetime, timezone
 from decimal import Decimal
@@ -238,18 +239,24 @@ def test_a_value_of_fifty_megabytes(saver: Called) -> None:
     assert values_of(saver, stored)["value"] == value
 
 
+SECRET = "SECRETSECRETSECRET"
+
+
 def test_an_encrypting_serde_leaves_no_plaintext(backend: Backend, ready_url: URL) -> None:
     serde = EncryptedSerializer.from_pycryptodome_aes(key=b"0123456789abcdef")
-    secrets = {"alone": "SECRET", "number": 41414141.5, "list": ["SECRET"], "unversioned": "SECRET"}
+    secrets: dict[str, Any] = {"alone": SECRET, "number": 41414141.5, "list": [SECRET]}
+    secrets |= {"unversioned": SECRET, "long": [SECRET * 20] * 20}
     with called(backend, ready_url, serde=serde) as saver:
         versioned = [name for name in secrets if name != "unversioned"]
         stored = put(saver, "t", secrets, new=versioned)
-        saver.put_writes(stored, [("c", "SECRET")], "task")
+        saver.put_writes(stored, [("c", SECRET)], "task")
         assert exact(values_of(saver, stored)) == exact(secrets)
-        assert saver.get_tuple(stored).pending_writes == [("task", "c", "SECRET")]
+        assert saver.get_tuple(stored).pending_writes == [("task", "c", SECRET)]
     dump = everything_in(ready_url)
-    for needle in (b"SECRET", b"41414141"):
-        for form in (needle, needle.hex().encode()):
+    # As base64 it has one of three forms, by where it begins.
+    encoded = [b64encode(b"\0" * at + SECRET.encode())[4:-4] for at in range(3)]
+    for needle in (SECRET.encode(), b"41414141"):
+        for form in (needle, needle.hex().encode(), *encoded):
             assert form not in dump
     with (
         called(backend, ready_url) as plain,
@@ -264,7 +271,10 @@ def everything_in(url: URL) -> bytes:
     with engine.connect() as connection:
         rows = [
             value
-            for table in ("checkpoints", "checkpoint_blobs", "checkpoint_writes")
+            for table in (
+                *("checkpoints", "checkpoint_blobs", "checkpoint_writes"),
+                "checkpoint_segments",
+            )
             for row in connection.execute(text(f"SELECT * FROM {table}"))
             for value in row
         ]

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
+from builders import config, put, values_of
 from migration_helpers import MakeEngine, columns, execute, tables
 from servers import execute as execute_on
 from sqlalchemy import URL, Engine, event, inspect, text
@@ -171,10 +173,20 @@ def test_a_tuned_sqlite_engine(sqlite_url: URL, make_engine: MakeEngine, begin: 
 
 
 def test_a_transaction_idle_elsewhere_is_no_obstacle(engine: Engine) -> None:
+    """But on SQLite to a reader of a file in WAL alone: beside any other there is no writer."""
     execute(engine, "CREATE TABLE orders (id INTEGER PRIMARY KEY)")
+    is_sqlite = engine.dialect.name == "sqlite"
     with engine.connect() as idle:
+        if is_sqlite:
+            idle.exec_driver_sql("PRAGMA journal_mode=WAL")
+            idle.exec_driver_sql("BEGIN")
         idle.execute(text("SELECT * FROM orders")).all()
+        driver: Any = idle.connection.driver_connection
+        assert driver.in_transaction if is_sqlite else idle.in_transaction()
         migrations.setup_engine(engine)
+        if is_sqlite:
+            idle.rollback()
+            idle.exec_driver_sql("BEGIN")
         idle.execute(text("SELECT * FROM checkpoints")).all()
         migrations.setup_engine(engine)
     assert at(engine) == HEAD
@@ -239,6 +251,13 @@ def test_a_role_with_dml_rights_only(postgres_url: URL, make_engine: MakeEngine)
         SQLAlchemySaver(app, schema="agents").setup()
         with app.connect() as connection:
             migrations.check(connection, schema="agents")
+        saver = SQLAlchemySaver(app, schema="agents")
+        stored = put(saver, "t", {"a": [1], "long": ["x" * 700 for _ in range(100)]})
+        stored = put(saver, "t", {"a": [2], "long": ["x" * 700 for _ in range(101)]}, stored)
+        saver.put_writes(stored, [("a", 1)], "task")
+        assert values_of(saver, config("t"))["a"] == [2]
+        saver.prune(["t"])
+        saver.delete_thread("t")
         execute(app, "DELETE FROM agents.checkpoint_blobs")
         with pytest.raises(DBAPIError, match="must be owner"):
             execute(app, "DROP TABLE agents.checkpoint_blobs")
