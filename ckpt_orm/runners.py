@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from functools import partial
-from time import sleep
+from time import monotonic, sleep
 from typing import Any, Literal, ParamSpec, TypeVar, cast
 
 from sqlalchemy import Connection, Engine
@@ -196,7 +196,9 @@ class Runner:
         *args: P.args,
         **kwargs: P.kwargs,
     ) -> R:
-        with self._turns.take(operation.access, since), self._connect(engine) as lane:
+        access, since = operation.access, since or monotonic()
+        turns = self._turns
+        with turns.take(access), turns.use(access, since), self._connect(engine) as lane:
             return self._execute_alone(lane, operation, *args, **kwargs)
 
     async def _arun_once(
@@ -207,8 +209,11 @@ class Runner:
         def execute(lane: Lane) -> R:
             return self._execute_alone(lane, operation, *args, **kwargs)
 
-        async with self._turns.atake(operation.access, since), engine.connect() as conn:
-            return await conn.run_sync(self._on_lane, execute)
+        access, since = operation.access, since or monotonic()
+        async with self._turns.atake(access):
+            with self._turns.use(access, since):
+                async with engine.connect() as conn:
+                    return await conn.run_sync(self._on_lane, execute)
 
     def _on_lane(self, conn: Connection, step: Callable[[Lane], R]) -> R:
         try:
@@ -247,13 +252,17 @@ class Runner:
 
     def _store_once(self, batch: Batch) -> Batch:
         engine = self._sync_engine()
-        with self._turns.take(CHANGE, since(batch)), self._connect(engine) as lane:
+        turns = self._turns
+        with turns.take(CHANGE), turns.use(CHANGE, since(batch)), self._connect(engine) as lane:
             return self._execute_together(lane, batch)
 
     async def _astore_once(self, batch: Batch) -> Batch:
         engine = await cast("LoopEngines | GivenEngine", self.async_engine).current()
-        async with self._turns.atake(CHANGE, since(batch)), engine.connect() as conn:
-            return await conn.run_sync(self._on_lane, lambda it: self._execute_together(it, batch))
+        async with self._turns.atake(CHANGE):
+            with self._turns.use(CHANGE, since(batch)):
+                async with engine.connect() as conn:
+                    step = self._execute_together
+                    return await conn.run_sync(self._on_lane, lambda it: step(it, batch))
 
     def _execute_together(self, lane: Lane, batch: Batch) -> Batch:
         """Execute the calls of a batch in one transaction of our own; those that are left."""

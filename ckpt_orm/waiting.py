@@ -13,6 +13,7 @@ import threading
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext, suppress
+from copy import copy
 from functools import lru_cache
 from time import monotonic
 from types import TracebackType
@@ -61,55 +62,49 @@ class Turns:
 
     def renew(self) -> None:
         """Begin with nobody in it."""
-        self._lock, self._failed = threading.Lock(), _NEVER
+        self._lock = threading.Lock()
+        #: The last turn in which the file was locked.
+        self.failed = _NEVER
         self._locks: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = (
             WeakKeyDictionary()
         )
 
-    def take(self, access: Access, since: float | None = None) -> Any:
-        """A context for a sync caller, who has been waiting since a time, if not since now."""
-        return _Turn(self, self._lock, since) if access in self._needs_turn else _NO_TURN
+    def take(self, access: Access) -> Any:
+        """A context for a sync caller."""
+        return self._lock if access in self._needs_turn else _NO_TURN
 
-    def atake(self, access: Access, since: float | None = None) -> Any:
+    def atake(self, access: Access) -> Any:
         """A context for a caller on the running loop."""
         if access not in self._needs_turn:
             return _NO_TURN
-        lock = self._locks.setdefault(asyncio.get_running_loop(), asyncio.Lock())
-        return _AsyncTurn(self, lock, since)
+        return self._locks.setdefault(asyncio.get_running_loop(), asyncio.Lock())
 
-    def begin(self, since: float) -> float:
-        """Begin with a turn that was waited for since then; now.
+    def use(self, access: Access, since: float) -> Any:
+        """A context within a turn, for which a caller has been waiting since a time.
 
         Raises:
             DBAPIError: where the file was locked for somebody all that time.
         """
-        began, error = self._failed
-        if since <= began:
-            raise type(error)(error.statement, None, error.orig, hide_parameters=True)
-        return monotonic()
-
-    def end(self, began: float, error: BaseException | None) -> None:
-        """Note whether a turn found the file locked."""
-        if isinstance(error, DBAPIError) and code_of(error).startswith("SQLITE_BUSY"):
-            self._failed = began, error
+        return _Use(self, since) if access in self._needs_turn else _NO_TURN
 
 
-#: The failure of nobody's turn.
-_NEVER: tuple[float, Any] = (float("-inf"), None)
+#: The failure of nobody's turn: when it began, and what it is made of.
+_NEVER: tuple[float, Any, Any, Any] = (float("-inf"), None, None, None)
 
 
-class _Turn:
-    """A turn of a sync caller; not a generator, which would cost each of them more."""
+class _Use:
+    """What happens in a turn; not the lock, which an interrupt would leave taken in Python code."""
 
-    __slots__ = ("_began", "_lock", "_since", "_turns")
+    __slots__ = ("_began", "_since", "_turns")
 
-    def __init__(self, turns: Turns, lock: Any, since: float | None) -> None:
-        self._turns, self._lock = turns, lock
-        self._since = monotonic() if since is None else since
+    def __init__(self, turns: Turns, since: float) -> None:
+        self._turns, self._since = turns, since
 
     def __enter__(self) -> None:
-        self._lock.acquire()
-        self._begin()
+        began, kind, statement, orig = self._turns.failed
+        if self._since <= began:
+            raise kind(statement, None, orig, hide_parameters=True)
+        self._began = monotonic()
 
     def __exit__(
         self,
@@ -117,28 +112,10 @@ class _Turn:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._turns.end(self._began, error)
-        self._lock.release()
-
-    def _begin(self) -> None:
-        try:
-            self._began = self._turns.begin(self._since)
-        except BaseException:
-            self._lock.release()
-            raise
-
-
-class _AsyncTurn(_Turn):
-    """A turn of a caller on a loop."""
-
-    __slots__ = ()
-
-    async def __aenter__(self) -> None:
-        await self._lock.acquire()
-        self._begin()
-
-    async def __aexit__(self, *raised: Any) -> None:
-        self.__exit__(*raised)
+        if isinstance(error, DBAPIError) and code_of(error).startswith("SQLITE_BUSY"):
+            # A copy, without the traceback, which would keep all that was to be stored.
+            found = self._began, type(error), error.statement, copy(error.orig)
+            self._turns.failed = found
 
 
 async def in_thread(threads: ThreadPoolExecutor, function: Callable[[], R]) -> R:

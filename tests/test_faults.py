@@ -19,11 +19,10 @@ from langgraph.graph import START, StateGraph
 from langgraph.types import Command, interrupt
 from sqlalchemy import URL, Engine, create_engine, event, select
 
-from ckpt_orm import InvalidConfig, SQLAlchemySaver
+from ckpt_orm import InvalidConfig, SQLAlchemySaver, waiting
 from ckpt_orm.errors import DatabaseError, DatabaseUnavailable
 from ckpt_orm.failures import sqlite_code
 from ckpt_orm.statements import statements_for
-from ckpt_orm.waiting import Turns
 
 SYNC = named([backend for backend in BACKENDS if not backend.is_async])
 
@@ -195,22 +194,23 @@ def test_many_who_find_a_file_locked_wait_at_the_same_time(
 ) -> None:
     """And not each after the one before: those who stand in line are told what the first met."""
     backend = Backend("", "sqlite", "sqlite+aiosqlite" if is_async else "sqlite", is_async)
-    number, met, end = 40, list[Any](), Turns.end
+    number, met, begin = 40, list[float](), waiting.monotonic
 
-    def noted(turns: Turns, began: float, error: Any) -> None:
-        met.append(error)
-        end(turns, began, error)
+    def noted() -> float:
+        met.append(begin())
+        return met[-1]
 
     with called(backend, sqlite_url, {"connect_args": {"timeout": 0.2}}) as saver:
         put(saver, "before", {"a": [1]})
         calls = [partial(attempted, f"t{n}", is_async) for n in range(number)]
-        monkeypatch.setattr(Turns, "end", noted)
+        monkeypatch.setattr(waiting, "monotonic", noted)
         with closing(sqlite3.connect(str(sqlite_url.database))) as locked:
             locked.execute("BEGIN IMMEDIATE")
             outcomes = saver.at_once(*calls)
         assert {type(each) for each in outcomes} == {DatabaseUnavailable}
         assert all("the file was locked all the time" in str(each) for each in outcomes)
         assert 0 < len(met) < number
+        monkeypatch.undo()
         assert saver.count() == 1
         saver.at_once(*calls)
         assert saver.count() == 1 + number
