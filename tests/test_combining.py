@@ -262,6 +262,16 @@ async def lead_and_be_left_out() -> None:
     assert not alone
 
 
+def continued_elsewhere(saver: Called, backend: Backend, url: URL) -> None:
+    """Each thread's list stored as a log, whose chain then moves on without the saver knowing."""
+    for size in range(20, 23):
+        growing(saver, size)
+    with called(backend, url) as other:
+        for n in range(WAYS):
+            value = values_of(other, config(f"t{n}"))["a"]
+            put(other, f"t{n}", {"a": [*value, "from elsewhere" * 90]})
+
+
 STORED_APART = """
     SELECT count(*) FROM checkpoint_segments s WHERE EXISTS (
         SELECT FROM checkpoint_blobs b WHERE b.chain = s.chain AND b.stop > s.start
@@ -276,12 +286,7 @@ def test_what_a_batch_leaves_of_a_chain_is_used_by_nobody(
     saver: Called, backend: Backend, ready_url: URL, beside: Engine
 ) -> None:
     """Each segment that a version needs was stored together with one: none could be deleted."""
-    for size in range(20, 23):
-        growing(saver, size)
-    with called(backend, ready_url) as other:
-        for n in range(WAYS):
-            value = values_of(other, config(f"t{n}"))["a"]
-            put(other, f"t{n}", {"a": [*value, "from elsewhere" * 90]})
+    continued_elsewhere(saver, backend, ready_url)
     moved = [putting(f"t{n}", a=grown(n, 23)) for n in range(WAYS)]
     started = [putting(f"t{n}", b=f"{n}" * 70_000) for n in range(WAYS)]
     with crowded(saver):
@@ -299,12 +304,7 @@ def test_what_does_not_grow_is_stored_though_a_chain_of_its_thread_has_moved(
     saver: Called, backend: Backend, ready_url: URL
 ) -> None:
     """A batch leaves out all of a thread whose chain is not what was known."""
-    for size in range(20, 23):
-        growing(saver, size)
-    with called(backend, ready_url) as other:
-        for n in range(WAYS):
-            value = values_of(other, config(f"t{n}"))["a"]
-            put(other, f"t{n}", {"a": [*value, "from elsewhere" * 90]})
+    continued_elsewhere(saver, backend, ready_url)
     given: list[dict[str, Any]] = [
         values for n in range(WAYS) for values in ({"a": grown(n, 23)}, {"b": [n]}, {"c": n}, {})
     ]
