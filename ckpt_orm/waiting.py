@@ -88,6 +88,9 @@ class Turns:
         return _Use(self, since) if access in self._needs_turn else _NO_TURN
 
 
+#: Seconds that are no wait.
+_MOMENT = 0.05
+
 #: The failure of nobody's turn: when it began, and what it is made of.
 _NEVER: tuple[float, Any, Any, Any] = (float("-inf"), None, None, None)
 
@@ -112,7 +115,10 @@ class _Use:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if isinstance(error, DBAPIError) and code_of(error).startswith("SQLITE_BUSY"):
+        if not isinstance(error, DBAPIError) or not code_of(error).startswith("SQLITE_BUSY"):
+            return
+        # Where nobody waited at all, the next one may find the file free.
+        if monotonic() - self._began > _MOMENT:
             # A copy, without the traceback, which would keep all that was to be stored.
             found = self._began, type(error), error.statement, copy(error.orig)
             self._turns.failed = found
